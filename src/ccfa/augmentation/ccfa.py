@@ -1,0 +1,138 @@
+"""Cross-Class Feature Augmentation: the paper's section 3.3 and algorithm 1."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from ccfa.augmentation.samples import Criterion, Samples
+from ccfa.augmentation.targets import TargetRule, most_confident, target_rule
+from ccfa.errors import UsageError
+from ccfa.models import Head
+
+Scorer = Callable[[Tensor], Tensor]
+"""A head as somebody else's loop may have it: features (N, dim) -> logits."""
+
+
+@dataclass(frozen=True)
+class CCFA:
+    """Pushes each feature across the previous head's boundary into an old class, `count` times an image."""
+
+    count: int = 5
+    steps: int = 10
+    step_size: tuple[float, float] = (2 / 255, 5 / 255)  # the range of alpha, drawn for each image and copy
+    start: Literal["feature", "noise"] = "feature"  # Z_k, or N(0, I)
+    target: str = "most-confident"
+    gradient_to_backbone: bool = False
+    phases: tuple[str, ...] = ("main", "balanced")
+    needs_old_head: bool = True
+
+    def __post_init__(self) -> None:
+        target_rule(self.target)
+        low, high = self.step_size
+        if self.count < 0 or self.steps < 0 or not 0 <= low <= high:
+            raise UsageError(
+                f"CCFA needs count >= 0, steps >= 0 and 0 <= step_size[0] <= step_size[1]; "
+                f"got count={self.count}, steps={self.steps}, step_size={self.step_size}."
+            )
+        if self.start not in ("feature", "noise"):
+            raise UsageError(f"CCFA starts from 'feature' or 'noise', not from {self.start!r}.")
+
+    def __call__(
+        self,
+        samples: Samples,
+        head: Head,
+        old_head: Head | None,
+        criterion: Criterion,
+        generator: Generator,
+    ) -> Samples:
+        """The samples followed by `count` augmented ones a row: [Z_k, Z'_k] with [Y, Y_pseudo]."""
+        if old_head is None or self.count == 0:
+            return samples
+        features, labels, weights = augmented_features(
+            samples.features, samples.labels, head, old_head, criterion, old_head.num_classes, generator, self
+        )
+        return samples.and_also(features, labels, weights)
+
+
+def cross_class_features(
+    features: Tensor,
+    labels: Tensor,
+    head: Scorer,
+    old_head: Scorer,
+    criterion: Criterion,
+    num_old: int,
+    *,
+    generator: Generator,
+    count: int = 5,
+    steps: int = 10,
+    step_size: tuple[float, float] = (2 / 255, 5 / 255),
+    target: TargetRule = most_confident,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Augmented features Z'_k (count * N, dim), pseudo-labels and weights, for anybody's training loop.
+
+    `head` and `old_head` map features to logits, over at least `num_old` classes and over exactly the old classes;
+    `criterion` gives one loss a row. A weight is 0 where a row has no class to go to, otherwise 1.
+    """
+    options = CCFA(count=count, steps=steps, step_size=step_size)
+    return augmented_features(
+        features, labels[:, None], head, old_head, criterion, num_old, generator, options, rule=target
+    )
+
+
+def augmented_features(
+    features: Tensor,
+    labels: Tensor,
+    head: Scorer,
+    old_head: Scorer,
+    criterion: Criterion,
+    num_old: int,
+    generator: Generator,
+    options: CCFA,
+    rule: TargetRule | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Z'_k, Y_pseudo and their weights: choose targets, attack the old head, label by the old head."""
+    with torch.autocast(features.device.type, enabled=False):  # a sign must not depend on rounding to 16 bits
+        source = features.detach().to(torch.promote_types(features.dtype, torch.float32))
+        norm = source.norm(dim=1, keepdim=True)  # 1 for heads that normalise; others are attacked at their own scale
+        with torch.no_grad():
+            scores = head(source)[:, :num_old]
+        rule = rule or target_rule(options.target)
+        targets = rule(scores, labels, options.count, generator)
+
+        copies = (source / norm.clamp(min=1e-12)).repeat(options.count, 1)
+        norms = norm.repeat(options.count, 1)
+        if options.start == "noise":
+            copies = torch.randn(copies.shape, generator=generator, device=copies.device, dtype=copies.dtype)
+        low, high = options.step_size
+        draws = torch.rand(len(copies), 1, generator=generator, device=copies.device, dtype=copies.dtype)
+        alpha = low + (high - low) * draws
+        attacked = attack(copies, norms, targets.classes.flatten(), old_head, criterion, alpha, options.steps)
+        with torch.no_grad():
+            pseudo_labels = old_head(attacked)[:, :num_old].argmax(dim=1)
+    if options.gradient_to_backbone and options.start == "feature":
+        # z' = z + constant: the attack itself is not differentiated.
+        attacked = features.repeat(options.count, 1) + (attacked - source.repeat(options.count, 1))
+    return attacked.to(features.dtype), pseudo_labels, targets.valid.flatten().to(features.dtype)
+
+
+def attack(
+    start: Tensor,
+    norms: Tensor,
+    targets: Tensor,
+    old_head: Scorer,
+    criterion: Criterion,
+    alpha: Tensor,
+    steps: int,
+) -> Tensor:
+    """z^{n+1} = z^n - alpha sign(grad l_cls(g_{k-1}(z^n), Y_target)), on unit-length features; returns z * norm."""
+    z = start
+    for _ in range(steps):
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            losses = criterion(old_head(z * norms), targets)
+            (gradient,) = torch.autograd.grad(losses.sum(), z)
+        z = z.detach() - alpha * gradient.sign()
+    return (z * norms).detach()

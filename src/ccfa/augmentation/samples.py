@@ -1,0 +1,67 @@
+"""Samples: the labelled features that L_cls is computed on, and the only thing feature augmentations see."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Generator, Tensor
+
+from ccfa.models import Head
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""l_cls: (logits, labels) -> one value a row."""
+
+
+class Samples(NamedTuple):
+    """Features with one or more weighted labels each (several where images were mixed)."""
+
+    features: Tensor  # (N, dim), in the head's space
+    labels: Tensor  # (N, L)
+    weights: Tensor  # (N, L)
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor) -> "Samples":
+        """Features with one label of weight 1 each."""
+        return cls(features, labels[:, None], torch.ones_like(labels[:, None], dtype=features.dtype))
+
+    def and_also(self, features: Tensor, labels: Tensor, weights: Tensor) -> "Samples":
+        """These samples followed by others that have a single label each."""
+        extra = self.labels.shape[1] - 1
+        return Samples(
+            torch.cat([self.features, features]),
+            torch.cat([self.labels, labels[:, None].expand(-1, extra + 1)]),
+            torch.cat([self.weights, torch.nn.functional.pad(weights[:, None], (0, extra))]),
+        )
+
+
+class FeatureAugmentation(Protocol):
+    """Makes more samples out of samples, with the head and the previous stage's head."""
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The names of the phases it acts in."""
+        ...
+
+    @property
+    def needs_old_head(self) -> bool:
+        """Whether it means nothing to a method that keeps no old head."""
+        ...
+
+    def __call__(
+        self,
+        samples: Samples,
+        head: Head,
+        old_head: Head | None,
+        criterion: Criterion,
+        generator: Generator,
+    ) -> Samples:
+        """The samples to train on; `old_head` is None in the first stage."""
+        ...
+
+
+def classification_loss(samples: Samples, head: Head, criterion: Criterion) -> Tensor:
+    """L_cls: the criterion's weighted mean over all labels of all samples."""
+    losses = torch.stack(
+        [criterion(head(samples.features, labels), labels) for labels in samples.labels.unbind(dim=1)], dim=1
+    )
+    return (samples.weights * losses).sum() / samples.weights.sum()

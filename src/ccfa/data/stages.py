@@ -1,0 +1,69 @@
+"""The stages in which classes arrive: old classes first, labels contiguous."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ccfa.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Stage k: classes [0, num_old) are old, [num_old, num_seen) are new."""
+
+    index: int
+    num_old: int
+    num_seen: int
+
+    @property
+    def num_new(self) -> int:
+        """How many classes this stage brings."""
+        return self.num_seen - self.num_old
+
+
+def split(num_classes: int, initial: int, increment: int | Sequence[int]) -> tuple[Stage, ...]:
+    """The stages of `num_classes`: `initial` classes, then `increment` at a time or the sizes listed."""
+    if not 1 <= initial <= num_classes:
+        raise UsageError(f"The first stage must have from 1 to all {num_classes} classes, got {initial}.")
+    rest = num_classes - initial
+    if isinstance(increment, int):
+        if increment < 1:
+            raise UsageError(f"The increment must be at least 1 class a stage, got {increment}.")
+        if increment > rest > 0:
+            raise UsageError(
+                f"An increment of {increment} does not fit: after {initial} of {num_classes} classes only "
+                f"{rest} remain. Choose an increment of at most {rest}."
+            )
+        sizes = [min(increment, rest - done) for done in range(0, rest, increment)]
+    else:
+        sizes = list(increment)
+        if min(sizes, default=1) < 1:
+            raise UsageError(f"Every stage must have at least 1 class, got the sizes {[initial, *sizes]}.")
+        if sum(sizes) != rest:
+            raise UsageError(
+                f"The stage sizes {[initial, *sizes]} add up to {initial + sum(sizes)} classes, "
+                f"expected {num_classes}."
+            )
+    stages = [Stage(0, 0, initial)]
+    for size in sizes:
+        seen = stages[-1].num_seen
+        stages.append(Stage(len(stages), seen, seen + size))
+    return tuple(stages)
+
+
+def parse_scenario(text: str, num_classes: int) -> tuple[Stage, ...]:
+    """The stages of a scenario such as "B50-inc10", "B0-inc10" (no larger first stage) or "5,2,2,1"."""
+    named = re.fullmatch(r"B(\d{1,9})-inc(\d{1,9})", text.strip(), re.IGNORECASE | re.ASCII)
+    if named:
+        initial, increment = int(named[1]), int(named[2])
+        if increment < 1:
+            raise UsageError(f"Scenario {text!r}: the increment must be at least 1 class a stage.")
+        return split(num_classes, initial or increment, increment)
+    try:
+        first, *others = (int(size) for size in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"Cannot read the scenario {text!r}. Expected B<classes of the first stage>-inc<classes a stage> "
+            'such as "B50-inc10" or "B0-inc10", or the size of every stage such as "5,2,2,1".'
+        ) from None
+    return split(num_classes, first, others)

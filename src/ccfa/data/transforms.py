@@ -1,0 +1,109 @@
+"""Image transforms as batched functions of uint8 [B, C, H, W] tensors; shapes never depend on data."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ccfa.errors import UsageError
+
+
+def crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
+    """Windows of the zero-padded images, image i from row offsets[i, 0] and column offsets[i, 1]."""
+    num, channels, height, width = images.shape
+    padded = F.pad(images, (padding,) * 4)
+    device = images.device
+    image = torch.arange(num, device=device)[:, None, None, None]
+    channel = torch.arange(channels, device=device)[None, :, None, None]
+    row = (offsets[:, 0, None] + torch.arange(height, device=device))[:, None, :, None]
+    column = (offsets[:, 1, None] + torch.arange(width, device=device))[:, None, None, :]
+    return padded[image, channel, row, column]
+
+
+def flip(images: Tensor, chosen: Tensor) -> Tensor:
+    """The images with those chosen (bool [B]) mirrored left to right."""
+    return torch.where(chosen[:, None, None, None], images.flip(-1), images)
+
+
+def brighten(images: Tensor, factors: Tensor) -> Tensor:
+    """The images with image i multiplied by factors[i]: rounded down and cut at 255, as Pillow does."""
+    return (images * factors[:, None, None, None]).clamp_(0, 255).to(torch.uint8)
+
+
+def random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
+    """The images shifted by up to `padding` pixels each way, every shift equally likely, zeros outside."""
+    shape = (len(images), 2)
+    offsets = torch.randint(2 * padding + 1, shape, generator=generator, device=images.device)
+    return crop(images, padding, offsets)
+
+
+def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    """The images, each mirrored left to right with probability 1/2."""
+    return flip(images, torch.rand(len(images), generator=generator, device=images.device) < 0.5)
+
+
+def jitter_brightness(images: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+    """The images, each multiplied by its own factor, uniform in [1 - strength, 1 + strength]."""
+    uniform = torch.rand(len(images), generator=generator, device=images.device)
+    return brighten(images, 1 + strength * (2 * uniform - 1))
+
+
+def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """(x / 255 - mean) / std per channel, float32."""
+    if not images.shape[1] == len(mean) == len(std):
+        raise UsageError(
+            f"Images have {images.shape[1]} channels, but there are {len(mean)} means and {len(std)} stds; "
+            "expected one of each a channel. Choose transforms made for these images."
+        )
+    return (images.float() / 255 - _per_channel(mean, images)).div_(_per_channel(std, images))
+
+
+def _per_channel(values: tuple[float, ...], images: Tensor) -> Tensor:
+    # Filled on the device: a copy from the host would not be allowed while a CUDA graph is captured.
+    return torch.cat([torch.full((1, 1, 1), value, device=images.device) for value in values])
+
+
+@dataclass(frozen=True)
+class Transforms:
+    """What is done to images before the backbone: crop, flip and brightness in training, normalise always."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    padding: int = 0
+    flip: bool = False
+    brightness: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise UsageError(f"Expected as many means as stds, got {len(self.mean)} and {len(self.std)}.")
+        if not all(map(math.isfinite, self.mean)) or not all(0 < std < math.inf for std in self.std):
+            raise UsageError(f"Expected finite means and stds above 0, got {self.mean} and {self.std}.")
+        if self.padding < 0:
+            raise UsageError(f"The padding must be 0 pixels or more, got {self.padding}.")
+        if not 0 <= self.brightness <= 1:
+            raise UsageError(f"The brightness strength must be from 0 to 1, got {self.brightness}.")
+
+    def train(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Images as they are learned from: cropped, flipped, jittered (where on) and normalised."""
+        if self.padding:
+            images = random_crop(images, self.padding, generator)
+        if self.flip:
+            images = random_flip(images, generator)
+        if self.brightness:
+            images = jitter_brightness(images, self.brightness, generator)
+        return normalise(images, self.mean, self.std)
+
+    def test(self, images: Tensor) -> Tensor:
+        """Images as they are predicted: normalised only."""
+        return normalise(images, self.mean, self.std)
+
+
+# Each published code base has its own constants; UCIR's std is the mean of the stds within single images.
+CIFAR100_PODNET = Transforms(
+    (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), padding=4, flip=True, brightness=63 / 255
+)
+CIFAR100_UCIR = Transforms((0.5071, 0.4866, 0.4409), (0.2009, 0.1984, 0.2023), padding=4, flip=True)
+DIGITS = Transforms((0.3063,), (0.3766,), padding=1)  # no flip: a mirrored digit is not that digit
+FOLDER = Transforms((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), padding=4, flip=True, brightness=63 / 255)

@@ -1,0 +1,118 @@
+"""The record of a run, as one small JSON file, and means over several of them."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ccfa.errors import DataError, ModelError
+
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "config": (dict,),
+    "num_seen": (list,),
+    "overall": (list,),
+    "accuracy_matrix": (list,),
+    "metrics": (dict,),
+    "metrics_by_nearest_mean": (dict, type(None)),
+    "overall_by_nearest_mean": (list, type(None)),
+    "environment": (dict,),
+    "seconds": (int, float),
+    "finished": (bool,),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a run was, where it ran and what came out; `config` and `environment` hold plain JSON values."""
+
+    name: str
+    config: dict[str, Any]
+    num_seen: list[int]
+    overall: list[float]
+    accuracy_matrix: list[list[float | None]]  # None above the diagonal
+    metrics: dict[str, float]
+    metrics_by_nearest_mean: dict[str, float] | None
+    overall_by_nearest_mean: list[float] | None
+    environment: dict[str, Any]  # commit, versions, device
+    seconds: float
+    finished: bool
+
+    def to_json(self) -> str:
+        """The report as JSON, one line per field so that reports compare line by line; NaN is null."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for key in ("metrics", "metrics_by_nearest_mean"):
+            fields[key] = _nan_to_none(fields[key])
+        try:
+            lines = [f'  "{key}": {json.dumps(value, allow_nan=False)}' for key, value in fields.items()]
+        except (TypeError, ValueError) as error:
+            raise ModelError(
+                f"Report {self.name!r} cannot be written as JSON: {error}. "
+                "Expected text, finite numbers, booleans, None, lists and dictionaries; convert the rest."
+            ) from error
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Report":
+        """The report that `to_json` wrote; anything else is an error that names the field."""
+        try:
+            fields = json.loads(text, parse_constant=_refuse_constant)
+        except ValueError as error:
+            raise ModelError(
+                f"This is not a report: not valid JSON ({error}). Is the file cut off?"
+            ) from error
+        if not isinstance(fields, dict):
+            raise ModelError(f"This is not a report: expected a JSON object, got a {type(fields).__name__}.")
+        missing = sorted(_JSON_TYPES.keys() - fields.keys())
+        surplus = sorted(fields.keys() - _JSON_TYPES.keys())
+        if missing or surplus:
+            raise ModelError(
+                f"Not a report of this version of ccfa: missing keys {missing}, unknown keys {surplus}. "
+                "Read it with the version that wrote it, or run the experiment again."
+            )
+        for key, types in _JSON_TYPES.items():
+            if type(fields[key]) not in types:
+                expected = " or ".join(expected.__name__ for expected in types)
+                raise ModelError(
+                    f"Report field {key!r} is a {type(fields[key]).__name__}, expected {expected}."
+                )
+        for key in ("metrics", "metrics_by_nearest_mean"):
+            fields[key] = _none_to_nan(fields[key])
+        return cls(**{**fields, "seconds": float(fields["seconds"])})
+
+
+def matrix_rows(matrix: NDArray[np.float64]) -> list[list[float | None]]:
+    """The accuracy matrix as a report stores it, NaN as None; `np.array(rows, dtype=float)` reads it back."""
+    return [[None if math.isnan(value) else value for value in row] for row in np.asarray(matrix).tolist()]
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (n - 1) over runs; the deviation of one run is NaN."""
+    if len(values) == 0:
+        raise DataError("A mean needs at least one value, got none.")
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Standard error of the mean, s / sqrt(n) with s the sample standard deviation; NaN for one value."""
+    return mean_and_spread(values)[1] / math.sqrt(len(values))
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _nan_to_none(metrics: dict[str, float] | None) -> dict[str, float | None] | None:
+    if metrics is None:
+        return None
+    return {name: None if math.isnan(value) else value for name, value in metrics.items()}
+
+
+def _none_to_nan(metrics: dict[str, float | None] | None) -> dict[str, float] | None:
+    if metrics is None:
+        return None
+    return {name: math.nan if value is None else value for name, value in metrics.items()}

@@ -1,0 +1,196 @@
+"""The learner: the only object that changes, and the one loop."""
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from ccfa.augmentation import Samples, classification_loss
+from ccfa.data import ImageSet, Stage
+from ccfa.errors import DivergedError, UsageError
+from ccfa.learning.acceleration import memory_errors_explained
+from ccfa.learning.batches import batches, named_generator, num_batches
+from ccfa.learning.memory import ExemplarMemory, joined
+from ccfa.learning.optimisation import descend, set_learning_rate
+from ccfa.learning.progress import Observer, Progress, Unobserved
+from ccfa.methods import Method, Phase, Step
+from ccfa.models import Network
+
+EVALUATION_BATCH = 500
+
+
+class Learner:
+    """Learns the classes of a training set stage by stage, as a method says.
+
+    The training set's labels are in learning order. Two seeds are kept apart: one for initialisation, one for batches
+    and augmentation; the class order is the training set's own.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        train: ImageSet,
+        *,
+        seed: int = 0,
+        batch_seed: int | None = None,
+        device: torch.device | str = "cpu",
+        observer: Observer | None = None,
+    ) -> None:
+        self.method = method
+        self.device = torch.device(device)
+        self.train = train.to(self.device)
+        self.seed = seed
+        self.batch_seed = seed if batch_seed is None else batch_seed
+        self.observer: Observer = observer or Unobserved()
+        self.memory = ExemplarMemory(method.memory)
+        self.terms = torch.nn.ModuleList(term() for term in method.terms).to(self.device)
+        self.previous: Network | None = None
+        self.stage = Stage(index=-1, num_old=0, num_seen=0)
+        self.network = self._new_network()
+
+    def learn(self, stage: Stage) -> None:
+        """Learn the new classes of the next stage."""
+        if (stage.index, stage.num_old) != (self.stage.index + 1, self.stage.num_seen):
+            raise UsageError(f"{stage} does not follow {self.stage}: learn the stages in order, each once.")
+        self.stage = stage
+        self.network.head.grow(stage.num_new, self.cpu_generator("head"))
+        self.method.prepare(self)
+        for index, phase in enumerate(self.method.phases(stage)):
+            self._optimise(phase, index)
+        for term in self.terms:
+            term.conclude(self)
+        self.memory.update(self._select_new())
+        self.previous = self.network.frozen_copy()
+
+    def _optimise(self, phase: Phase, index: int) -> None:
+        """Run one phase: epochs of batches of steps."""
+        rows = phase.rows(self)
+        parameters = [p for p in phase.parameters(self.network) if p.numel()]
+        optimiser = phase.optimiser(parameters, phase.lr, phase.weight_decay)
+        self.network.train()
+        self.network.backbone.train(phase.train_batch_norm)
+        count = num_batches(len(rows), phase.batch_size)
+        size = min(phase.batch_size, len(rows))
+        for epoch in range(phase.epochs):
+            began = time.monotonic()
+            lr = set_learning_rate(optimiser, phase, epoch)
+            generator = self.generator("batches", index, epoch)
+            totals: dict[str, Tensor] = {}
+            for batch, chosen in enumerate(batches(rows, phase.batch_size, generator)):
+                with memory_errors_explained(size):
+                    losses = self._losses(chosen, phase, generator)
+                    descend(losses["loss"], optimiser, parameters, phase.clip_value)
+                losses = {name: loss.detach() for name, loss in losses.items()}
+                totals = {name: totals.get(name, 0) + loss for name, loss in losses.items()}
+                progress = Progress(self.stage, phase.name, epoch, phase.epochs, batch, count, size)
+                self.observer.on_batch(progress, losses)
+            means = {name: float(total) / count for name, total in totals.items()}
+            if not math.isfinite(means["loss"]):
+                raise DivergedError(
+                    f"The loss became {means['loss']} in stage {self.stage.index}, phase {phase.name}, "
+                    f"epoch {epoch} (learning rate {lr:.3g}). Try a smaller learning rate, e.g. --set lr={phase.lr / 2:g}."
+                )
+            self.observer.on_epoch(progress, means, lr, time.monotonic() - began)
+
+    def _losses(self, rows: Tensor, phase: Phase, generator: Generator) -> dict[str, Tensor]:
+        """One step's losses: L_cls on real and augmented samples, L_dist on real features, and their sum."""
+        method, head = self.method, self.network.head
+        images = method.transforms.train(self.train.images[rows], generator)
+        labels = self.train.labels[rows]
+        features = self.network.backbone(images)
+
+        samples = Samples.of(head.embed(features.embedding), labels)
+        old_head = self.previous.head if self.previous else None
+        for augmentation in method.feature_augmentations:
+            if phase.name in augmentation.phases:
+                samples = augmentation(samples, head, old_head, method.criterion, generator)
+        losses = {"classification": classification_loss(samples, head, method.criterion)}
+
+        if self.previous and self.terms:
+            with torch.no_grad():
+                previous_features = self.previous.backbone(images)
+            step = Step(self.stage, labels, head, features, self.previous.head, previous_features)
+            losses |= {str(term.name): term(step) for term in self.terms}
+        losses["loss"] = torch.stack(list(losses.values())).sum()
+        return losses
+
+    def predict(self, images: Tensor) -> Tensor:
+        """The class of each uint8 image, by the largest logit."""
+        return self._evaluated(images, lambda batch: self.network(batch).argmax(dim=1))
+
+    def predict_by_nearest_mean(self, images: Tensor) -> Tensor:
+        """The class of each uint8 image, by the nearest mean of exemplars (iCaRL's rule)."""
+        if not len(self.memory):
+            raise UsageError(f"{self.method.name} keeps no exemplars, so there are no class means.")
+        means = torch.stack([self._class_mean(rows) for rows in self.memory.classes])
+        embeddings = F.normalize(self._embed(images))
+        return torch.cdist(embeddings, means).argmin(dim=1)
+
+    def _class_mean(self, rows: Tensor) -> Tensor:
+        """The mean direction of a class's exemplars and, where flipping keeps the class, of their mirror images."""
+        flips = (False, True) if self.method.transforms.flip else (False,)
+        views = torch.cat([F.normalize(self.embeddings(rows, flip)) for flip in flips])
+        return F.normalize(views.mean(dim=0), dim=0)
+
+    def embeddings(self, rows: Tensor, flip: bool = False) -> Tensor:
+        """Embeddings of training images, in evaluation mode with the test transform."""
+        images = self.train.images[rows]
+        return self._embed(images.flip(3) if flip else images)
+
+    def new_classes(self) -> list[Tensor]:
+        """The training rows of each new class."""
+        return [self.train.rows(label, label + 1) for label in range(self.stage.num_old, self.stage.num_seen)]
+
+    def training_rows(self) -> Tensor:
+        """D'_k: all new rows and the exemplars of old classes."""
+        return joined(self.new_classes() + self.memory.rows(self.stage.num_old), self.device)
+
+    def balanced_rows(self) -> Tensor:
+        """Equally many exemplars of every seen class, those of new classes selected now."""
+        return joined(self.memory.rows(self.stage.num_seen) + self._select_new(), self.device)
+
+    def reset_network(self) -> None:
+        """Replace the network by a newly initialised one over all seen classes."""
+        self.network = self._new_network()
+        self.network.head.grow(self.stage.num_seen, self.cpu_generator("head"))
+        self.network.to(self.device)
+
+    def generator(self, *purpose: object) -> Generator:
+        """A generator of its own for each purpose, seeded by the batch seed and the stage."""
+        return named_generator(self.device, self.batch_seed, self.stage.index, *purpose)
+
+    def cpu_generator(self, *purpose: object) -> Generator:
+        """The like for initialisation: on the CPU, so that every device starts from the same numbers."""
+        return named_generator(torch.device("cpu"), self.seed, self.stage.index, *purpose)
+
+    def _select_new(self) -> list[Tensor]:
+        """The exemplars of each new class, chosen with the network as it is now."""
+        quota = self.memory.quota(self.stage.num_seen)
+        if quota == 0 or self.method.select_exemplars is None:
+            return []
+        classes = self.new_classes()
+        embeddings = [self.embeddings(rows) for rows in classes]
+        chosen = self.method.select_exemplars(embeddings, quota, self.generator("exemplars"))
+        return [rows[picked] for rows, picked in zip(classes, chosen, strict=True)]
+
+    def _new_network(self) -> Network:
+        """A freshly initialised network without classes."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.cpu_generator("backbone").initial_seed())
+            backbone = self.method.backbone(self.train.images.shape[1])
+        return Network(backbone, self.method.head(backbone.dim)).to(self.device)
+
+    def _embed(self, images: Tensor) -> Tensor:
+        """Embeddings of uint8 images."""
+        return self._evaluated(images, lambda batch: self.network.backbone(batch).embedding)
+
+    @torch.no_grad()
+    def _evaluated(self, images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """A function of normalised images, batch by batch, in evaluation mode."""
+        self.network.eval()
+        transform = self.method.transforms.test
+        parts = [function(transform(part.to(self.device))) for part in images.split(EVALUATION_BATCH)]
+        return torch.cat(parts)

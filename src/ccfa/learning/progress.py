@@ -1,0 +1,41 @@
+"""What a learner tells whoever watches it."""
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from ccfa.data import Stage
+
+
+class Progress(NamedTuple):
+    """Where training stands."""
+
+    stage: Stage
+    phase: str
+    epoch: int
+    num_epochs: int
+    batch: int
+    num_batches: int
+    batch_size: int
+
+
+class Observer(Protocol):
+    """Watches a learner without touching it."""
+
+    def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
+        """After a step; reading the losses on a GPU makes it wait."""
+        ...
+
+    def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
+        """After an epoch, with the mean of each loss."""
+        ...
+
+
+class Unobserved:
+    """Nobody watches."""
+
+    def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
+        """Nothing."""
+
+    def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
+        """Nothing."""

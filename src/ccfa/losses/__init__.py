@@ -1,0 +1,1 @@
+"""Losses as functions of tensors: classification criteria, distillation penalties, ranking."""

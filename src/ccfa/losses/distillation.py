@@ -1,0 +1,53 @@
+"""Distillation penalties L_dist between the previous network's features and the current ones."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def pod_spatial(previous: Sequence[Tensor], current: Sequence[Tensor]) -> Tensor:
+    """POD-spatial as published code computes it: mean over levels and rows of || n(p(A'^2)) - n(p(A^2)) ||_2.
+
+    p sums the squared map over its width and over its height and concatenates; n normalises the whole vector of a row.
+    """
+    distances = [
+        row_norm(_pooled(old.square()) - _pooled(new.square()))
+        for old, new in zip(previous, current, strict=True)
+    ]
+    return torch.stack([distance.mean() for distance in distances]).mean()
+
+
+def pod_spatial_paper(previous: Sequence[Tensor], current: Sequence[Tensor]) -> Tensor:
+    """POD-width + POD-height as the paper writes them: absolute differences of the summed maps, summed over levels."""
+    total = current[0].new_zeros(())
+    for old, new in zip(previous, current, strict=True):
+        for dim in (3, 2):
+            difference = old.sum(dim=dim) - new.sum(dim=dim)
+            total = total + difference.abs().flatten(1).sum(dim=1).mean()
+    return total
+
+
+def cosine_distance(previous: Tensor, current: Tensor) -> Tensor:
+    """1 - cos, averaged over rows: POD-flat and UCIR's less-forget loss as published code computes them."""
+    return (1 - F.cosine_similarity(previous, current)).mean()
+
+
+def squared_distance(previous: Tensor, current: Tensor) -> Tensor:
+    """||h' - h||^2, averaged over rows: POD-flat as the paper writes it."""
+    return (previous - current).square().sum(dim=1).mean()
+
+
+def row_norm(difference: Tensor) -> Tensor:
+    """The L2 norm of each row (last dimension), with gradient 0, not NaN, where it is zero."""
+    squares = difference.square().sum(dim=-1)
+    positive = squares > 0
+    # The inner `where` keeps sqrt away from 0, whose gradient is infinite even when its value is not used.
+    return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)
+
+
+def _pooled(maps: Tensor) -> Tensor:
+    """Sums over the width and over the height, concatenated and normalised as one vector a row."""
+    strips = torch.cat([maps.sum(dim=3).flatten(1), maps.sum(dim=2).flatten(1)], dim=1)
+    return F.normalize(strips)

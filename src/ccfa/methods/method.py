@@ -1,0 +1,153 @@
+"""What a method is: a value made of parts, and the records its parts pass to each other."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+from torch import Generator, Tensor, nn, optim
+
+from ccfa.augmentation import Criterion, FeatureAugmentation
+from ccfa.data import Stage, Transforms
+from ccfa.errors import UsageError
+from ccfa.models import Backbone, Features, Head, Network
+
+
+class Step(NamedTuple):
+    """What a term may look at: one batch as the current and the previous network see it."""
+
+    stage: Stage
+    labels: Tensor
+    head: Head
+    features: Features
+    previous_head: Head
+    previous_features: Features
+
+
+class LearnerView(Protocol):
+    """What the parts of a method may ask of the learner."""
+
+    network: Network
+    stage: Stage
+
+    def reset_network(self) -> None:
+        """Replace the network by a newly initialised one over all seen classes."""
+        ...
+
+    def new_classes(self) -> list[Tensor]:
+        """The training rows of each new class."""
+        ...
+
+    def training_rows(self) -> Tensor:
+        """All new rows and the exemplars of old classes: D'_k."""
+        ...
+
+    def balanced_rows(self) -> Tensor:
+        """Equally many exemplars of every seen class, those of new classes selected now."""
+        ...
+
+    def embeddings(self, rows: Tensor, flip: bool = False) -> Tensor:
+        """Embeddings of training images, in evaluation mode with the test transform."""
+        ...
+
+    def generator(self, *purpose: object) -> Generator:
+        """A generator of its own for each purpose, seeded by the learner's seeds and the stage."""
+        ...
+
+
+class Term(nn.Module, ABC):
+    """A penalty of L_dist, named as it is logged; what it remembers between stages are its buffers."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    @abstractmethod
+    def forward(self, step: Step) -> Tensor:
+        """The penalty of a batch."""
+
+    def conclude(self, learner: LearnerView) -> None:
+        """Refresh what the term remembers, after a stage."""
+
+
+Optimiser = Callable[[Iterable[nn.Parameter], float, float], optim.Optimizer]
+Schedule = Callable[[int, int], float]
+RowSelector = Callable[[LearnerView], Tensor]
+ParameterSelector = Callable[[Network], list[nn.Parameter]]
+ExemplarSelector = Callable[[Sequence[Tensor], int, Generator], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One optimisation run inside a stage."""
+
+    name: str
+    epochs: int
+    lr: float
+    rows: RowSelector
+    parameters: ParameterSelector
+    optimiser: Optimiser
+    schedule: Schedule  # (epoch, epochs) -> factor on lr
+    batch_size: int = 128
+    weight_decay: float = 0.0
+    clip_value: float | None = None  # element-wise clamp of gradients
+    train_batch_norm: bool = True  # False: normalise with the running statistics and leave them alone
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many exemplars may be kept: so many a class, or so many in total; neither means none."""
+
+    per_class: int | None = None
+    total: int | None = None
+
+    def quota(self, num_seen: int) -> int:
+        """Exemplars for each class once `num_seen` classes share the memory."""
+        if self.total is not None:
+            return self.total // num_seen
+        return self.per_class or 0
+
+
+NOTHING = Budget()
+EVERYTHING = Budget(per_class=2**31)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A class-incremental method: a frozen record of parts. Variants are made with `dataclasses.replace`."""
+
+    name: str
+    transforms: Transforms
+    backbone: Callable[[int], Backbone]  # channels -> f
+    head: Callable[[int], Head]  # dim -> g
+    criterion: Criterion
+    phases: Callable[[Stage], tuple[Phase, ...]]
+    prepare: Callable[[LearnerView], None]  # once the head has grown, before the first phase
+    terms: tuple[Callable[[], Term], ...] = ()
+    feature_augmentations: tuple[FeatureAugmentation, ...] = ()
+    memory: Budget = NOTHING
+    needs_memory: bool = False
+    select_exemplars: ExemplarSelector | None = None
+    no_old_head: str = ""  # the reason, where a method keeps no old head to learn from
+
+
+def with_augmentation(method: Method, augmentation: FeatureAugmentation) -> Method:
+    """The method with a feature augmentation plugged in, or the reason why that has no meaning."""
+    if augmentation.needs_old_head and method.no_old_head:
+        raise UsageError(
+            f"{type(augmentation).__name__} has no meaning for {method.name}: {method.no_old_head}."
+        )
+    return replace(method, feature_augmentations=(*method.feature_augmentations, augmentation))
+
+
+def with_memory(method: Method, budget: Budget) -> Method:
+    """The method with another exemplar memory."""
+    if method.memory == NOTHING or method.memory == EVERYTHING:
+        kept = "no exemplars" if method.memory == NOTHING else "every image"
+        raise UsageError(f"{method.name} keeps {kept}; a memory size has no meaning for it.")
+    if method.needs_memory and not (budget.per_class or budget.total):
+        raise UsageError(
+            f"{method.name} needs exemplars, but the memory is 0. "
+            f"Give it at least 1 image per class, or use a method without memory, such as finetune."
+        )
+    return replace(method, memory=budget)

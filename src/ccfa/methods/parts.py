@@ -1,0 +1,159 @@
+"""Parts that methods share: row and parameter selectors, schedules, optimisers, preparations."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional as F
+
+from ccfa.data import Stage
+from ccfa.methods.method import LearnerView, Phase, Step, Term
+from ccfa.models import LocalSimilarityHead, Network
+from ccfa.models.clustering import kmeans
+
+
+def new_and_exemplars(learner: LearnerView) -> Tensor:
+    """D'_k: the new classes' images and the exemplars."""
+    return learner.training_rows()
+
+
+def balanced_exemplars(learner: LearnerView) -> Tensor:
+    """Equally many exemplars of every seen class."""
+    return learner.balanced_rows()
+
+
+def all_parameters(network: Network) -> list[nn.Parameter]:
+    """Everything trains."""
+    return list(network.parameters())
+
+
+def all_but_old_classes(network: Network) -> list[nn.Parameter]:
+    """Everything trains but the old classes' block of the head."""
+    return [parameter for parameter in network.parameters() if parameter is not network.head.old]
+
+
+def class_blocks(network: Network) -> list[nn.Parameter]:
+    """The head's old and new classes, without its scale."""
+    return [network.head.old, network.head.new]
+
+
+def sgd(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> optim.Optimizer:
+    """Stochastic gradient descent with momentum 0.9."""
+    return optim.SGD(parameters, lr, momentum=0.9, weight_decay=weight_decay)
+
+
+def constant(epoch: int, epochs: int) -> float:
+    """The same learning rate throughout."""
+    return 1.0
+
+
+def cosine(epoch: int, epochs: int) -> float:
+    """Cosine annealing to 0 as the published code steps it: the first two epochs share the base rate."""
+    return (1 + math.cos(math.pi * max(epoch - 1, 0) / epochs)) / 2
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The rate is multiplied by `gamma` at each of these fractions of the epochs."""
+
+    at: tuple[float, ...] = (0.5, 0.75)
+    gamma: float = 0.1
+
+    def __call__(self, epoch: int, epochs: int) -> float:
+        """The factor on the base rate."""
+        return float(self.gamma ** sum(epoch >= round(fraction * epochs) for fraction in self.at))
+
+
+def nothing_to_prepare(learner: LearnerView) -> None:
+    """New classes keep their random start."""
+
+
+def imprint(learner: LearnerView) -> None:
+    """Start each new class from its training images: k-means centres for proxies, else their mean direction.
+
+    Both are scaled to the mean norm of the old classes' weights; in the first stage there are none to follow.
+    """
+    head = learner.network.head
+    if not len(head.old):
+        return
+    centres = []
+    for label, rows in enumerate(learner.new_classes(), start=learner.stage.num_old):
+        directions = F.normalize(learner.embeddings(rows))
+        if isinstance(head, LocalSimilarityHead):
+            generator = learner.generator("imprint", label)
+            centres.append(kmeans(directions, head.num_proxies, generator))
+        else:
+            centres.append(F.normalize(directions.mean(dim=0), dim=0))
+    with torch.no_grad():
+        head.new.copy_(torch.stack(centres) * head.old.norm(dim=-1).mean())
+
+
+def start_afresh(learner: LearnerView) -> None:
+    """Forget everything: a newly initialised backbone and head over all seen classes."""
+    learner.reset_network()
+
+
+def seen_to_new(stage: Stage) -> float:
+    """sqrt(seen / new): the factor PODNet and AFC put on their distillation weights."""
+    return math.sqrt(stage.num_seen / stage.num_new)
+
+
+def old_to_new(stage: Stage) -> float:
+    """sqrt(old / new): the factor UCIR puts on its less-forget weight."""
+    return math.sqrt(stage.num_old / stage.num_new)
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The phases of the first stage and those of every later one."""
+
+    first: tuple[Phase, ...]
+    later: tuple[Phase, ...]
+
+    def __call__(self, stage: Stage) -> tuple[Phase, ...]:
+        """The phases of that stage."""
+        return self.first if stage.index == 0 else self.later
+
+
+class EmbeddingDistillation(Term):
+    """weight * factor(stage) * loss(Z_{k-1}, Z_k)."""
+
+    def __init__(
+        self,
+        name: str,
+        weight: float,
+        factor: Callable[[Stage], float],
+        loss: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        super().__init__(name)
+        self.weight = weight
+        self.factor = factor
+        self.loss = loss
+
+    def forward(self, step: Step) -> Tensor:
+        """The penalty on the pooled embedding."""
+        distance = self.loss(step.previous_features.embedding, step.features.embedding)
+        return self.weight * self.factor(step.stage) * distance
+
+
+class MapDistillation(Term):
+    """weight * factor(stage) * loss(maps of f_{k-1}, maps of f_k)."""
+
+    def __init__(
+        self,
+        name: str,
+        weight: float,
+        factor: Callable[[Stage], float],
+        loss: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor],
+    ) -> None:
+        super().__init__(name)
+        self.weight = weight
+        self.factor = factor
+        self.loss = loss
+
+    def forward(self, step: Step) -> Tensor:
+        """The penalty on the maps of all levels."""
+        distance = self.loss(step.previous_features.maps, step.features.maps)
+        return self.weight * self.factor(step.stage) * distance

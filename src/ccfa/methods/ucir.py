@@ -1,0 +1,98 @@
+"""UCIR: Hou, Pan, Loy, Wang and Lin, "Learning a Unified Classifier Incrementally via Rebalancing", CVPR 2019."""
+
+from functools import partial
+
+from torch import Tensor
+
+from ccfa.data import CIFAR100_UCIR, Transforms
+from ccfa.losses.classification import cross_entropy
+from ccfa.losses.distillation import cosine_distance
+from ccfa.losses.ranking import margin_ranking
+from ccfa.methods.method import Budget, Method, Phase, Step, Term
+from ccfa.methods.parts import (
+    EmbeddingDistillation,
+    Phases,
+    Steps,
+    all_but_old_classes,
+    balanced_exemplars,
+    class_blocks,
+    imprint,
+    new_and_exemplars,
+    old_to_new,
+    sgd,
+)
+from ccfa.methods.selection import herd
+from ccfa.models import CosineHead
+from ccfa.models.resnet import backbone_named
+
+
+def ucir(
+    *,
+    backbone: str = "resnet32-ucir",
+    transforms: Transforms = CIFAR100_UCIR,
+    epochs: int = 160,
+    batch_size: int = 128,
+    lr: float = 0.1,
+    weight_decay: float = 5e-4,
+    milestones: tuple[float, ...] = (0.5, 0.75),
+    lambda_base: float = 5.0,
+    margin: float = 0.5,
+    num_negatives: int = 2,
+    balanced_epochs: int = 0,
+    balanced_lr: float = 0.01,
+    memory: int = 20,
+) -> Method:
+    """UCIR as its published code runs; only ImageNet-1000 has a balanced phase there (20 epochs)."""
+    main = Phase(
+        name="main",
+        epochs=epochs,
+        lr=lr,
+        rows=new_and_exemplars,
+        parameters=all_but_old_classes,
+        optimiser=sgd,
+        schedule=Steps(milestones),
+        batch_size=batch_size,
+        weight_decay=weight_decay,
+    )
+    balanced = Phase(
+        name="balanced",
+        epochs=balanced_epochs,
+        lr=balanced_lr,
+        rows=balanced_exemplars,
+        parameters=class_blocks,
+        optimiser=sgd,
+        schedule=Steps((0.5,)),
+        batch_size=batch_size,
+        weight_decay=weight_decay,
+        train_batch_norm=False,
+    )
+    return Method(
+        name="ucir",
+        transforms=transforms,
+        backbone=backbone_named(backbone),
+        head=CosineHead,
+        criterion=cross_entropy,
+        phases=Phases(first=(main,), later=(main, balanced) if balanced_epochs else (main,)),
+        prepare=imprint,
+        terms=(
+            partial(EmbeddingDistillation, "less-forget", lambda_base, old_to_new, cosine_distance),
+            partial(MarginRanking, margin, num_negatives),
+        ),
+        memory=Budget(per_class=memory),
+        needs_memory=balanced_epochs > 0,
+        select_exemplars=herd,
+    )
+
+
+class MarginRanking(Term):
+    """L_mr: exemplars stay nearer to their own class than to the hardest new ones."""
+
+    def __init__(self, margin: float, num_negatives: int) -> None:
+        super().__init__("margin-ranking")
+        self.margin = margin
+        self.num_negatives = num_negatives
+
+    def forward(self, step: Step) -> Tensor:
+        """The ranking loss on unscaled similarities."""
+        similarities = step.head.similarities(step.head.embed(step.features.embedding))
+        return margin_ranking(similarities, step.labels, step.stage.num_old, self.margin, self.num_negatives)

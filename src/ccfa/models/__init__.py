@@ -1,0 +1,17 @@
+"""Backbones, heads, and the network they make together."""
+
+from ccfa.models.backbone import Backbone, Features
+from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead
+from ccfa.models.network import Network
+from ccfa.models.resnet import BACKBONES
+
+__all__ = [
+    "BACKBONES",
+    "Backbone",
+    "CosineHead",
+    "Features",
+    "Head",
+    "LinearHead",
+    "LocalSimilarityHead",
+    "Network",
+]

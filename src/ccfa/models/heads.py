@@ -1,0 +1,132 @@
+"""Heads g: from an embedding to one logit a seen class, growing with the classes.
+
+A head keeps its old and its new classes in two parameter blocks, so that freezing the old classes is a choice of
+parameters and not a mask.
+"""
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+
+class Head(nn.Module, ABC):
+    """g: `old` and `new` class blocks, and the scale eta its logits are multiplied by."""
+
+    def __init__(self, dim: int, block: tuple[int, ...], scale: Tensor) -> None:
+        super().__init__()
+        self.dim = dim
+        self.old = nn.Parameter(torch.empty(0, *block))
+        self.new = nn.Parameter(torch.empty(0, *block))
+        self.scale = scale
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the head tells apart."""
+        return len(self.old) + len(self.new)
+
+    @property
+    def weights(self) -> Tensor:
+        """The parameters of all classes, old first."""
+        return torch.cat([self.old, self.new])
+
+    def grow(self, num_new: int, generator: Generator | None = None) -> None:
+        """Turn the new classes into old ones and add `num_new` freshly initialised ones."""
+        fresh = self.initial(num_new, generator).to(self.new)
+        self.old = nn.Parameter(self.weights.detach())
+        self.new = nn.Parameter(fresh)
+
+    @abstractmethod
+    def initial(self, num_new: int, generator: Generator | None) -> Tensor:
+        """Starting values for new classes."""
+
+    def embed(self, embedding: Tensor) -> Tensor:
+        """The embedding in the classifier's space: what feature augmentations work on."""
+        return embedding
+
+    @abstractmethod
+    def similarities(self, features: Tensor) -> Tensor:
+        """Unscaled scores (B, classes)."""
+
+    def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor:
+        """The logits eta * similarities; `labels` matter only to a head with a margin."""
+        return self.scale * self.similarities(features)
+
+
+class LinearHead(Head):
+    """Inner products with class weights, plus a bias kept as the last column of each block."""
+
+    def __init__(self, dim: int, bias: bool = True, temperature: float = 1.0, relu: bool = False) -> None:
+        super().__init__(dim, (dim + 1,) if bias else (dim,), nn.Buffer(torch.tensor(1.0 / temperature)))
+        self.bias = bias
+        self.relu = relu
+
+    def initial(self, num_new: int, generator: Generator | None) -> Tensor:
+        """Kaiming normal weights (std 1/sqrt(dim)) and zero biases."""
+        weights = torch.randn(num_new, self.dim, generator=generator) / math.sqrt(self.dim)
+        return F.pad(weights, (0, 1)) if self.bias else weights
+
+    def embed(self, embedding: Tensor) -> Tensor:
+        """The embedding, rectified where the method's network ends in a ReLU."""
+        return F.relu(embedding) if self.relu else embedding
+
+    def similarities(self, features: Tensor) -> Tensor:
+        """w_c . f + b_c."""
+        if self.bias:
+            return F.linear(features, self.weights[:, :-1], self.weights[:, -1])
+        return F.linear(features, self.weights)
+
+
+class CosineHead(Head):
+    """UCIR's head: cosines between the feature and one weight a class, times a learned scale."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, (dim,), nn.Parameter(torch.ones(())))
+
+    def initial(self, num_new: int, generator: Generator | None) -> Tensor:
+        """Uniform in +-1/sqrt(dim)."""
+        return (2 * torch.rand(num_new, self.dim, generator=generator) - 1) / math.sqrt(self.dim)
+
+    def embed(self, embedding: Tensor) -> Tensor:
+        """The embedding on the unit sphere."""
+        return F.normalize(embedding)
+
+    def similarities(self, features: Tensor) -> Tensor:
+        """cos(f, w_c)."""
+        return F.linear(F.normalize(features), F.normalize(self.weights))
+
+
+class LocalSimilarityHead(Head):
+    """PODNet's head: several proxies a class, merged by a softmax over their similarities, times a learned eta.
+
+    The similarity is minus the squared distance of the unit vectors, 2 cos - 2, as in the published code; the paper
+    writes the cosine itself.
+    """
+
+    def __init__(self, dim: int, num_proxies: int = 10, margin: float = 0.0) -> None:
+        super().__init__(dim, (num_proxies, dim), nn.Parameter(torch.ones(())))
+        self.num_proxies = num_proxies
+        self.margin = margin
+
+    def initial(self, num_new: int, generator: Generator | None) -> Tensor:
+        """Kaiming normal proxies (std 1/sqrt(dim))."""
+        return torch.randn(num_new, self.num_proxies, self.dim, generator=generator) / math.sqrt(self.dim)
+
+    def embed(self, embedding: Tensor) -> Tensor:
+        """The embedding on the unit sphere."""
+        return F.normalize(embedding)
+
+    def similarities(self, features: Tensor) -> Tensor:
+        """sum_p s_cp softmax_p(s_cp), with s_cp = 2 cos(f, w_cp) - 2."""
+        cosines = F.linear(F.normalize(features), F.normalize(self.weights, dim=2).flatten(0, 1))
+        similarities = 2 * cosines.unflatten(1, (-1, self.num_proxies)) - 2  # (B, classes, proxies)
+        return (similarities.softmax(dim=2) * similarities).sum(dim=2)
+
+    def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor:
+        """eta * (similarities - delta at the label): the margin acts only where labels are given."""
+        similarities = self.similarities(features)
+        if labels is not None and self.margin:
+            similarities = similarities - self.margin * F.one_hot(labels, self.num_classes)
+        return self.scale * similarities

@@ -1,0 +1,156 @@
+"""One ResNet builder; each published network is a line of options."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ccfa.errors import unknown
+from ccfa.models.backbone import Backbone
+
+
+@dataclass(frozen=True)
+class ResNet:
+    """The options in which the published ResNets differ; calling it builds the backbone."""
+
+    widths: tuple[int, ...]  # channels of each level
+    blocks: tuple[int, ...]  # residual blocks of each level
+    strides: tuple[int, ...]  # of the first block of each level
+    stem: Literal["3x3", "3x3-pool", "7x7-pool"] = "3x3"
+    shortcut: Literal["pad", "project"] = "pad"
+    relu_after_sum: Literal["never", "first-of-level", "not-last"] = "never"
+    zero_init_residual: bool = True  # the second batch norm of each block starts at 0
+
+    def __call__(self, channels: int = 3) -> Backbone:
+        """The backbone for images of so many channels."""
+        levels: list[nn.Module] = []
+        width = self.widths[0]
+        for level, (out, num_blocks, stride) in enumerate(
+            zip(self.widths, self.blocks, self.strides, strict=True)
+        ):
+            modules: list[nn.Module] = _stem(self.stem, channels, width) if level == 0 else []
+            for index in range(num_blocks):
+                is_last = level == len(self.widths) - 1 and index == num_blocks - 1
+                relu = {"never": False, "first-of-level": index == 0, "not-last": not is_last}
+                modules.append(
+                    Block(width, out, stride if index == 0 else 1, self.shortcut, relu[self.relu_after_sum])
+                )
+                width = out
+            levels.append(nn.Sequential(*modules))
+        backbone = Backbone(levels, width)
+        _initialise(backbone, self.zero_init_residual)
+        return backbone
+
+
+class Block(nn.Module):
+    """conv - BN - ReLU - conv - BN, plus the shortcut, with or without a ReLU after the sum."""
+
+    def __init__(self, channels: int, out: int, stride: int, shortcut: str, relu: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(out)
+        self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(out)
+        self.relu = relu
+        self.shortcut: nn.Module
+        if stride == 1 and channels == out:
+            self.shortcut = nn.Identity()
+        elif shortcut == "pad":
+            self.shortcut = PadShortcut(out - channels, stride)
+        else:
+            conv = nn.Conv2d(channels, out, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's map."""
+        residual = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        total: Tensor = self.shortcut(x) + residual
+        return F.relu(total) if self.relu else total
+
+
+class PadShortcut(nn.Module):
+    """Every stride-th pixel, with channels of zeros appended: a shortcut without parameters."""
+
+    def __init__(self, extra: int, stride: int) -> None:
+        super().__init__()
+        self.extra = extra
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The subsampled, widened map."""
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
+
+
+def _stem(kind: str, channels: int, width: int) -> list[nn.Module]:
+    """The layers before the first residual block."""
+    kernel, stride = (7, 2) if kind == "7x7-pool" else (3, 1)
+    stem = [
+        nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+    ]
+    return [*stem, nn.MaxPool2d(3, stride=2, padding=1)] if kind.endswith("pool") else stem
+
+
+@torch.no_grad()
+def _initialise(backbone: Backbone, zero_init_residual: bool) -> None:
+    """Kaiming normal (fan out) for convolutions; batch norms start as the identity or, last in a block, at 0."""
+    for module in backbone.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    if zero_init_residual:
+        for module in backbone.modules():
+            if isinstance(module, Block):
+                module.norm2.weight.zero_()
+
+
+# PODNet's and AFC's ("rebuffi"): no ReLU on the trunk, the last block a level of its own. 463,504 parameters.
+resnet32_podnet = ResNet((16, 32, 64, 64), (5, 5, 4, 1), (1, 2, 2, 1))
+# UCIR's: 466,256 parameters.
+resnet32_ucir = ResNet(
+    (16, 32, 64),
+    (5, 5, 5),
+    (1, 2, 2),
+    shortcut="project",
+    relu_after_sum="not-last",
+    zero_init_residual=False,
+)
+# PODNet's ImageNet network, with a 3x3 stride-1 stem: 11,168,832 parameters.
+resnet18_podnet = ResNet(
+    (64, 128, 256, 512),
+    (2, 2, 2, 2),
+    (1, 2, 2, 2),
+    stem="3x3-pool",
+    shortcut="project",
+    relu_after_sum="first-of-level",
+)
+# UCIR's ImageNet network, with the usual 7x7 stride-2 stem.
+resnet18_ucir = ResNet(
+    (64, 128, 256, 512),
+    (2, 2, 2, 2),
+    (1, 2, 2, 2),
+    stem="7x7-pool",
+    shortcut="project",
+    relu_after_sum="not-last",
+    zero_init_residual=False,
+)
+# For 8x8 digits: PODNet's kind of trunk with one block a level.
+small = ResNet((16, 32, 64), (1, 1, 1), (1, 2, 2))
+
+BACKBONES: dict[str, Callable[[int], Backbone]] = {
+    "resnet32-podnet": resnet32_podnet,
+    "resnet32-ucir": resnet32_ucir,
+    "resnet18-podnet": resnet18_podnet,
+    "resnet18-ucir": resnet18_ucir,
+    "small": small,
+}
+
+
+def backbone_named(name: str) -> Callable[[int], Backbone]:
+    """The builder of that name."""
+    if name not in BACKBONES:
+        raise unknown("backbone", name, BACKBONES)
+    return BACKBONES[name]

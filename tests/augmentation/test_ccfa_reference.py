@@ -1,0 +1,246 @@
+"""CCFA against algorithm 1 written out row by row in NumPy."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import reference
+from ccfa.augmentation.ccfa import CCFA, cross_class_features
+from ccfa.augmentation.samples import Samples
+from ccfa.errors import UsageError
+from ccfa.losses.classification import cross_entropy, nca
+from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead
+
+DIM, NUM_OLD, NUM_NEW = 16, 6, 3
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def pair_of_heads(head: Head) -> tuple[Head, Head]:
+    """A current head over old and new classes, and the previous one it moved away from."""
+    old_head = head.double()
+    old_head.grow(NUM_OLD, seeded(0))
+    old_head.scale.data.fill_(4.0)
+    head = copy.deepcopy(old_head)
+    head.new.data.add_(head.initial(NUM_OLD, seeded(1)))
+    head.grow(NUM_NEW, seeded(2))
+    head.scale.data.fill_(2.5)
+    return head, old_head
+
+
+def local_similarity():
+    heads = pair_of_heads(LocalSimilarityHead(DIM, num_proxies=3))
+    in_numpy = [reference.LocalSimilarityHead(h.weights.detach().numpy(), h.scale.item()) for h in heads]
+    return (*heads, nca), *in_numpy, reference.nca_gradient
+
+
+def cosine():
+    heads = pair_of_heads(CosineHead(DIM))
+    in_numpy = [reference.CosineHead(h.weights.detach().numpy(), h.scale.item()) for h in heads]
+    return (*heads, cross_entropy), *in_numpy, reference.cross_entropy_gradient
+
+
+CASES = [
+    pytest.param(local_similarity, id="local similarity, nca"),
+    pytest.param(cosine, id="cosine, cross-entropy"),
+]
+
+
+def augment(features, labels, parts, seed: int = 0, **options):
+    head, old_head, criterion = parts
+    generator, num_old = seeded(seed), old_head.num_classes
+    return cross_class_features(
+        features, labels, head, old_head, criterion, num_old, generator=generator, **options
+    )
+
+
+def random_batch(num_rows: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = np.random.default_rng(3).standard_normal((num_rows, DIM))
+    labels = np.arange(num_rows) % (NUM_OLD + NUM_NEW)
+    return torch.nn.functional.normalize(torch.tensor(rows)), torch.tensor(labels)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_references_own_gradient_is_right(case):
+    *_, old_head, logit_gradient = case()
+    value = reference.nca if logit_gradient is reference.nca_gradient else reference.cross_entropy
+    z, label = np.random.default_rng(4).standard_normal(DIM), np.array([2])
+    gradient = logit_gradient(old_head.logits(z), 2) @ old_head.jacobian(z)
+    for j, direction in enumerate(1e-6 * np.eye(DIM)):
+        above, below = (
+            value(old_head.logits(point)[None], label)[0] for point in (z + direction, z - direction)
+        )
+        assert gradient[j] == pytest.approx((above - below) / 2e-6, abs=1e-8)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("steps", [1, 10])
+def test_a_fixed_step_size_as_the_reference(case, steps: int):
+    parts, numpy_head, numpy_old_head, logit_gradient = case()
+    features, labels = random_batch()
+    augmented, pseudo_labels, weights = augment(
+        features, labels, parts, count=2, steps=steps, step_size=(0.013, 0.013)
+    )
+    assert augmented.shape == (20, DIM)
+    assert (weights == 1).all()
+    for place in range(20):
+        z, label = features[place % 10].numpy(), labels[place % 10].item()
+        target = reference.target_class(z, label, numpy_head, NUM_OLD)
+        expected, pseudo_label = reference.attack(z, target, numpy_old_head, logit_gradient, steps, 0.013)
+        np.testing.assert_allclose(augmented[place].numpy(), expected, atol=1e-12)
+        assert pseudo_labels[place].item() == pseudo_label
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_step_sizes_drawn_as_the_reference(case):
+    parts, numpy_head, numpy_old_head, logit_gradient = case()
+    features, labels = random_batch()
+    # A single sign step moves every coordinate by alpha, and so shows what was drawn.
+    moved = (augment(features, labels, parts, seed=7, steps=1)[0] - features.repeat(5, 1)).abs()
+    alphas = moved.mean(dim=1)
+    torch.testing.assert_close(moved, alphas[:, None].expand_as(moved))
+    augmented, pseudo_labels, _ = augment(features, labels, parts, seed=7)
+    for place, alpha in enumerate(alphas.tolist()):
+        z, label = features[place % 10].numpy(), labels[place % 10].item()
+        target = reference.target_class(z, label, numpy_head, NUM_OLD)
+        expected, pseudo_label = reference.attack(z, target, numpy_old_head, logit_gradient, 10, alpha)
+        np.testing.assert_allclose(augmented[place].numpy(), expected, atol=1e-11)
+        assert pseudo_labels[place].item() == pseudo_label
+
+
+def test_step_sizes_are_uniform_in_the_range_and_one_for_each_image_and_copy():
+    parts, *_ = cosine()
+    features, labels = random_batch(400)
+    augmented, *_ = augment(features, labels, parts, seed=8, steps=1)
+    alphas = (augmented - features.repeat(5, 1)).abs().mean(dim=1).numpy()
+    low, high = 2 / 255, 5 / 255
+    assert low <= alphas.min() < low + 0.01 * (high - low)
+    assert high - 0.01 * (high - low) < alphas.max() <= high
+    assert alphas.mean() == pytest.approx((low + high) / 2, rel=0.02)
+    assert alphas.var() == pytest.approx((high - low) ** 2 / 12, rel=0.1)
+    assert len(np.unique(alphas)) == 2000
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_target_is_never_the_own_class(case):
+    (head, old_head, criterion), *_ = case()
+    seen: list[torch.Tensor] = []
+
+    def recording(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append(targets)
+        return criterion(logits, targets)
+
+    # Every row sits on the weight of its own class, whose score is therefore the largest.
+    own = head.weights.detach()[:NUM_OLD].reshape(NUM_OLD, -1, DIM).mean(dim=1)
+    features, labels = torch.nn.functional.normalize(own), torch.arange(NUM_OLD)
+    assert torch.equal(head(features)[:, :NUM_OLD].argmax(dim=1), labels)
+    augment(features, labels, (head, old_head, recording), count=3)
+    assert len(seen) == 10
+    for targets in seen:
+        assert torch.equal(targets, seen[0])
+        assert (targets != labels.repeat(3)).all()
+        assert ((targets >= 0) & (targets < NUM_OLD)).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_enough_steps_cross_the_boundary_into_the_target(case):
+    parts, numpy_head, *_ = case()
+    features, labels = random_batch()
+    _, pseudo_labels, _ = augment(features, labels, parts, count=1, steps=60, step_size=(0.01, 0.01))
+    for z, label, pseudo_label in zip(features.numpy(), labels, pseudo_labels, strict=True):
+        assert pseudo_label == reference.target_class(z, label, numpy_head, NUM_OLD)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_steps_return_the_features_with_the_old_heads_labels(case):
+    parts, *_ = case()
+    features, labels = random_batch()
+    augmented, pseudo_labels, _ = augment(features, labels, parts, count=2, steps=0)
+    torch.testing.assert_close(augmented, features.repeat(2, 1))
+    assert torch.equal(pseudo_labels, parts[1](features).argmax(dim=1).repeat(2))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_longer_features_are_attacked_at_unit_length_and_scaled_back(case):
+    parts, *_ = case()
+    features, labels = random_batch()
+    lengths = torch.linspace(0.2, 9.0, 10, dtype=torch.float64)[:, None]
+    unit, scaled = (augment(rows, labels, parts, count=1) for rows in (features, features * lengths))
+    torch.testing.assert_close(scaled[0], unit[0] * lengths)
+    assert torch.equal(scaled[1], unit[1])
+
+
+def test_a_linear_head_sees_the_features_at_their_own_length():
+    head, old_head = pair_of_heads(LinearHead(DIM, bias=False))
+    features, labels = random_batch()
+    features = 5.0 * features
+    augmented, *_ = augment(
+        features, labels, (head, old_head, cross_entropy), count=1, steps=1, step_size=(0.01, 0.01)
+    )
+    weights = old_head.weights.detach().numpy()
+    for z, label, moved in zip(features.numpy(), labels.tolist(), augmented.numpy(), strict=True):
+        scores = 2.5 * head.weights.detach().numpy()[:NUM_OLD] @ z
+        target = max((c for c in range(NUM_OLD) if c != label), key=lambda c: scores[c])
+        gradient = reference.cross_entropy_gradient(4.0 * weights @ z, target) @ weights
+        np.testing.assert_allclose(moved, z - 5.0 * 0.01 * np.sign(gradient), atol=1e-12)
+
+
+def test_no_copies_and_no_previous_head_change_nothing():
+    parts, *_ = cosine()
+    samples = Samples.of(*random_batch())
+    assert CCFA(count=0)(samples, *parts, seeded(0)) is samples
+    assert CCFA()(samples, parts[0], None, parts[2], seeded(0)) is samples
+    augmented, pseudo_labels, _ = augment(samples.features, samples.labels[:, 0], parts, count=0)
+    assert augmented.shape == (0, DIM)
+    assert pseudo_labels.shape == (0,)
+
+
+def test_the_real_samples_come_first_and_the_function_gives_the_rest():
+    parts, *_ = local_similarity()
+    samples = Samples.of(*random_batch())
+    result = CCFA()(samples, *parts, seeded(5))
+    features, labels, weights = augment(samples.features, samples.labels[:, 0], parts, seed=5)
+    assert torch.equal(result.features, torch.cat([samples.features, features]))
+    assert torch.equal(result.labels[:, 0], torch.cat([samples.labels[:, 0], labels]))
+    assert torch.equal(result.weights[:, 0], torch.cat([samples.weights[:, 0], weights]))
+
+
+def test_the_attack_leaves_no_gradient_behind():
+    parts, *_ = local_similarity()
+    features, labels = random_batch()
+    features.requires_grad_()
+    augmented, *_ = augment(features, labels, parts)
+    assert not augmented.requires_grad
+    assert features.grad is None
+    assert all(parameter.grad is None for parameter in [*parts[0].parameters(), *parts[1].parameters()])
+
+
+def test_a_row_whose_label_is_the_only_old_class_weighs_nothing():
+    old_head, head = CosineHead(DIM).double(), CosineHead(DIM).double()
+    old_head.grow(1, seeded(0))
+    head.grow(3, seeded(1))
+    features, _ = random_batch(3)
+    augmented, pseudo_labels, weights = augment(
+        features, torch.tensor([0, 1, 2]), (head, old_head, cross_entropy), count=2
+    )
+    assert weights.tolist() == [0, 1, 1, 0, 1, 1]
+    assert pseudo_labels.tolist() == [0] * 6
+    assert torch.isfinite(augmented).all()
+
+
+def test_a_zero_feature_stays_finite():
+    parts, *_ = local_similarity()
+    features, labels = random_batch(4)
+    features[2] = 0.0
+    augmented, *_ = augment(features, labels, parts)
+    assert torch.isfinite(augmented).all()
+
+
+@pytest.mark.parametrize("options", [{"count": -1}, {"steps": -1}, {"step_size": (0.2, 0.1)}, {"start": "z"}])
+def test_impossible_options_are_refused(options):
+    with pytest.raises(UsageError, match="CCFA (needs count >= 0|starts from 'feature' or 'noise')"):
+        CCFA(**options)

@@ -1,0 +1,152 @@
+"""ImageSet: what it refuses, and its rows, orders and splits against plain NumPy."""
+
+import numpy as np
+import pytest
+import torch
+
+from ccfa.data.images import ImageSet, require_same_classes
+from ccfa.errors import DataError, UsageError
+
+NAMES = ("ant", "bee", "cat")
+
+
+def make(labels, names=NAMES):
+    labels = np.asarray(labels, dtype=np.int64)
+    images = np.arange(len(labels) * 12, dtype=np.uint8).reshape(-1, 3, 2, 2)
+    return ImageSet(images, labels, names)
+
+
+def test_holds_what_it_was_given():
+    images = make([2, 0, 1, 2])
+    assert len(images) == 4
+    assert images.num_classes == 3
+    assert images.shape == (3, 2, 2)
+    assert images.images.dtype == torch.uint8
+    assert images.labels.dtype == torch.int64
+    assert images.to("cpu").labels.tolist() == [2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, ">i8"])
+def test_labels_of_any_integer_type(dtype):
+    images = ImageSet(np.zeros((3, 1, 2, 2), np.uint8), np.array([0, 2, 1], dtype=dtype), NAMES)
+    assert images.labels.tolist() == [0, 2, 1]
+
+
+def test_strided_and_read_only_arrays_are_copied():
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 3, 2, 2)
+    pixels.flags.writeable = False
+    images = ImageSet(pixels[::-1], np.array([0, 1]), NAMES)
+    np.testing.assert_array_equal(images.images.numpy(), pixels[::-1])
+
+
+GOOD = np.zeros((4, 3, 2, 2), np.uint8)
+LABELS = np.array([0, 1, 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("images", "match"),
+    [
+        (GOOD.astype(np.float32), r"uint8 .*got float32 \[4, 3, 2, 2\]"),
+        (np.full((4, 3, 2, 2), np.nan), "uint8 .*got float64"),
+        (GOOD.astype(np.int16), "got int16"),
+        (GOOD.astype(object), "dtype object"),
+        (GOOD[0], r"got uint8 \[3, 2, 2\]"),
+        (GOOD.transpose(0, 2, 3, 1), "channels-last"),
+        (np.zeros((4, 4, 2, 2), np.uint8), r"1 or 3 channels, got uint8 \[4, 4, 2, 2\]"),
+        (GOOD[:0], "at least one image"),
+        (np.zeros((4, 3, 0, 2), np.uint8), "one pixel"),
+        (GOOD.tolist(), "got list"),
+    ],
+)
+def test_wrong_images_are_refused(images, match):
+    with pytest.raises(DataError, match=match):
+        ImageSet(images, LABELS, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("labels", "match"),
+    [
+        (LABELS[:3], "4 images but 3 labels"),
+        (LABELS.astype(np.float64), "got float64"),
+        (np.array([0, np.nan, 1, 2]), "got float64"),
+        (LABELS.astype(bool), "dtype bool"),
+        (torch.zeros(4, dtype=torch.bool), "got bool"),
+        (np.array(["a", "b", "c", "d"]), "dtype <U1"),
+        (np.eye(4, 3, dtype=np.int64), r"got int64 \[4, 3\].*argmax"),
+        (np.array([0, -1, 2, 0]), "from -1 to 2, expected 0 to 2"),
+        (np.array([0, 1, 3, 0]), "from 0 to 3, expected 0 to 2"),
+        ([0, 1, 2, 0], "got list"),
+    ],
+)
+def test_wrong_labels_are_refused(labels, match):
+    with pytest.raises(DataError, match=match):
+        ImageSet(GOOD, labels, NAMES)
+
+
+@pytest.mark.parametrize("names", ["abc", (), ("a", "b", ""), ("a", "b", 3), ("a", "b", "a")])
+def test_wrong_class_names_are_refused(names):
+    with pytest.raises(DataError, match="class name"):
+        ImageSet(GOOD, LABELS, names)
+
+
+def test_rows_and_subset_against_numpy():
+    labels = np.random.RandomState(0).randint(0, 3, 50)
+    images = make(labels)
+    rows = images.rows(1, 3)
+    np.testing.assert_array_equal(rows.numpy(), np.flatnonzero((labels >= 1) & (labels < 3)))
+    part = images.subset(rows.flip(0))
+    np.testing.assert_array_equal(part.images.numpy(), images.images.numpy()[rows.numpy()[::-1]])
+    assert part.class_names == NAMES
+    assert images.rows(3, 9).tolist() == []
+
+
+def test_reorder_keeps_every_image_with_its_name():
+    images = make([2, 0, 1, 2, 1])
+    order = (2, 0, 1)
+    moved = images.reorder(order)
+    assert moved.class_names == ("cat", "ant", "bee")
+    assert moved.labels.tolist() == [order.index(label) for label in [2, 0, 1, 2, 1]]
+    assert [moved.class_names[k] for k in moved.labels] == [NAMES[k] for k in images.labels]
+    with pytest.raises(UsageError, match="each of 0 to 2 once"):
+        images.reorder([0, 1, 1])
+
+
+def test_hold_out_splits_every_class():
+    labels = np.repeat([0, 1, 2], [40, 10, 2])
+    pixels = np.arange(52, dtype=np.uint8).reshape(-1, 1, 1, 1)
+    rest, held = ImageSet(pixels, labels, NAMES).hold_out(0.2, seed=3)
+    assert torch.bincount(held.labels).tolist() == [8, 2, 1]
+    assert torch.bincount(rest.labels).tolist() == [32, 8, 1]
+    together = sorted(rest.images.flatten().tolist() + held.images.flatten().tolist())
+    assert together == list(range(52))
+    again = ImageSet(pixels, labels, NAMES).hold_out(0.2, seed=3)[1]
+    other = ImageSet(pixels, labels, NAMES).hold_out(0.2, seed=4)[1]
+    assert torch.equal(held.images, again.images)
+    assert not torch.equal(held.images, other.images)
+
+
+def test_hold_out_leaves_one_image_however_large_the_fraction():
+    rest, held = make([0, 0, 0, 1, 1, 2, 2]).hold_out(0.99, seed=0)
+    assert torch.bincount(rest.labels).tolist() == [1, 1, 1]
+    assert torch.bincount(held.labels).tolist() == [2, 1, 1]
+
+
+def test_hold_out_refuses_what_cannot_be_split():
+    with pytest.raises(DataError, match="'bee' has 1 image"):
+        make([0, 0, 1, 2, 2]).hold_out(0.5, seed=0)
+    for fraction in (0.0, 1.0, -1.0, float("nan")):
+        with pytest.raises(UsageError, match="above 0 and below 1"):
+            make([0, 0]).hold_out(fraction, seed=0)
+    with pytest.raises(UsageError, match="seed"):
+        make([0, 0]).hold_out(0.5, seed=-1)
+
+
+def test_require_same_classes_names_what_is_missing():
+    whole = make([0, 1, 2])
+    require_same_classes(whole, make([2, 1, 0, 0]))
+    with pytest.raises(DataError, match="No test images of 'bee', 'cat'"):
+        require_same_classes(whole, make([0, 0]))
+    with pytest.raises(DataError, match="No train images of 'ant'"):
+        require_same_classes(make([1, 2]), whole)
+    with pytest.raises(DataError, match="same names"):
+        require_same_classes(whole, make([0, 1, 2], ("ant", "cat", "bee")))

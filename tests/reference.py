@@ -1,0 +1,244 @@
+"""Slow NumPy versions of the formulas, written from the paper's equations and the published behaviour."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+
+def unit(vector: Array) -> Array:
+    """The vector divided by its L2 norm; a zero vector stays zero."""
+    return vector / max(float(np.sqrt(np.sum(vector**2))), 1e-12)
+
+
+def cosine(first: Array, second: Array) -> float:
+    """The cosine of the angle between two vectors."""
+    return float(np.sum(unit(first) * unit(second)))
+
+
+def cross_entropy(logits: Array, labels: Labels) -> Array:
+    """-log softmax at the label, one value per row; logits already carry the scale."""
+    losses = []
+    for row, label in zip(logits, labels, strict=True):
+        shifted = row - row.max()
+        losses.append(-shifted[label] + np.log(np.sum(np.exp(shifted))))
+    return np.array(losses)
+
+
+def nca(logits: Array, labels: Labels) -> Array:
+    """PODNet's NCA as published: -l_y + log(exp(max_j l_j) + sum_{j != y} exp(l_j))."""
+    losses = []
+    for row, label in zip(logits, labels, strict=True):
+        largest = row.max()
+        total = 1.0  # exp(max - max)
+        for j, logit in enumerate(row):
+            if j != label:
+                total += np.exp(logit - largest)
+        losses.append(-row[label] + largest + np.log(total))
+    return np.array(losses)
+
+
+def nca_exclusive(logits: Array, labels: Labels) -> Array:
+    """The supplement's NCA: [-log exp(l_y) / sum_{j != y} exp(l_j)]_+."""
+    losses = []
+    for row, label in zip(logits, labels, strict=True):
+        others = np.array([logit for j, logit in enumerate(row) if j != label])
+        largest = others.max()
+        losses.append(max(0.0, -row[label] + largest + np.log(np.sum(np.exp(others - largest)))))
+    return np.array(losses)
+
+
+def cross_entropy_gradient(logits: Array, label: int) -> Array:
+    """d cross_entropy / d logits for one row: softmax minus one-hot."""
+    weights = np.exp(logits - logits.max())
+    gradient = weights / weights.sum()
+    gradient[label] -= 1.0
+    return gradient
+
+
+def nca_gradient(logits: Array, label: int) -> Array:
+    """d nca / d logits for one row; the gradient flows through the maximum too."""
+    weights = np.exp(logits - logits.max())
+    weights[label] = 0.0
+    weights[int(np.argmax(logits))] += 1.0
+    gradient = weights / weights.sum()
+    gradient[label] -= 1.0
+    return gradient
+
+
+@dataclass(frozen=True)
+class CosineHead:
+    """UCIR's classifier: l_c = sigma * cos(w_c, h)."""
+
+    weights: Array  # [classes, dim]
+    scale: float
+
+    def similarities(self, feature: Array) -> Array:
+        """Cosines of one feature with every class."""
+        return np.array([cosine(weight, feature) for weight in self.weights])
+
+    def logits(self, feature: Array) -> Array:
+        """Scaled cosines of one feature."""
+        return self.scale * self.similarities(feature)
+
+    def jacobian(self, feature: Array) -> Array:
+        """d logits / d feature, [classes, dim]."""
+        norm = np.sqrt(np.sum(feature**2))
+        tangents = [unit(weight) - cosine(weight, feature) * unit(feature) for weight in self.weights]
+        return self.scale * np.array(tangents) / norm
+
+
+@dataclass(frozen=True)
+class LocalSimilarityHead:
+    """PODNet's classifier: s_cp = -|h_hat - w_hat_cp|^2, merged over proxies by their own softmax."""
+
+    proxies: Array  # [classes, proxies, dim]
+    scale: float
+    margin: float = 0.0
+
+    def proxy_similarities(self, feature: Array) -> Array:
+        """Minus the squared distance of unit vectors, [classes, proxies]."""
+        num_classes, num_proxies, _ = self.proxies.shape
+        result = np.zeros((num_classes, num_proxies))
+        for c in range(num_classes):
+            for p in range(num_proxies):
+                result[c, p] = -np.sum((unit(feature) - unit(self.proxies[c, p])) ** 2)
+        return result
+
+    def similarities(self, feature: Array) -> Array:
+        """y_c = sum_p softmax_p(s_c)_p s_cp."""
+        merged = []
+        for row in self.proxy_similarities(feature):
+            weights = np.exp(row) / np.sum(np.exp(row))
+            merged.append(np.sum(weights * row))
+        return np.array(merged)
+
+    def logits(self, feature: Array, label: int | None = None) -> Array:
+        """eta * y, with the margin taken off the label's similarity where a label is given."""
+        values = self.similarities(feature)
+        if label is not None:
+            values[label] -= self.margin
+        return self.scale * values
+
+    def jacobian(self, feature: Array) -> Array:
+        """d logits / d feature, [classes, dim]: dy/ds_p = a_p (1 + s_p - y), ds/dh = 2 dcos/dh."""
+        norm = np.sqrt(np.sum(feature**2))
+        rows = []
+        for proxies, row in zip(self.proxies, self.proxy_similarities(feature), strict=True):
+            weights = np.exp(row) / np.sum(np.exp(row))
+            merged = np.sum(weights * row)
+            total = np.zeros_like(feature)
+            for proxy, weight, similarity in zip(proxies, weights, row, strict=True):
+                tangent = (unit(proxy) - cosine(proxy, feature) * unit(feature)) / norm
+                total += weight * (1.0 + similarity - merged) * 2.0 * tangent
+            rows.append(self.scale * total)
+        return np.array(rows)
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """l_c = w_c . h + b_c."""
+
+    weights: Array
+    bias: Array
+
+    def logits(self, feature: Array) -> Array:
+        """Affine scores of one feature."""
+        return np.array([np.sum(w * feature) + b for w, b in zip(self.weights, self.bias, strict=True)])
+
+
+def pod_spatial(previous_maps: list[Array], maps: list[Array]) -> float:
+    """POD-spatial as published: unit vectors of pooled squares, their distance, mean over rows and levels."""
+    levels = []
+    for previous, current in zip(previous_maps, maps, strict=True):
+        distances = []
+        for old, new in zip(previous, current, strict=True):
+            distances.append(np.linalg.norm(unit(_pooled_squares(old)) - unit(_pooled_squares(new))))
+        levels.append(np.mean(distances))
+    return float(np.mean(levels))
+
+
+def _pooled_squares(image: Array) -> Array:
+    channels, height, width = image.shape
+    rows = [np.sum(image[c, h, :] ** 2) for c in range(channels) for h in range(height)]
+    columns = [np.sum(image[c, :, w] ** 2) for c in range(channels) for w in range(width)]
+    return np.array(rows + columns)
+
+
+def pod_spatial_paper(previous_maps: list[Array], maps: list[Array]) -> float:
+    """The supplement's POD-width + POD-height, summed over levels, mean over rows."""
+    num_rows = len(maps[0])
+    total = 0.0
+    for previous, current in zip(previous_maps, maps, strict=True):
+        _, channels, height, width = current.shape
+        for old, new in zip(previous, current, strict=True):
+            for c in range(channels):
+                for h in range(height):
+                    total += abs(np.sum(old[c, h, :]) - np.sum(new[c, h, :]))
+                for w in range(width):
+                    total += abs(np.sum(old[c, :, w]) - np.sum(new[c, :, w]))
+    return total / num_rows
+
+
+def cosine_distance(previous: Array, current: Array) -> float:
+    """1 - <f_{k-1}, f_k> of unit features, mean over rows."""
+    return float(np.mean([1.0 - cosine(old, new) for old, new in zip(previous, current, strict=True)]))
+
+
+def squared_distance(previous: Array, current: Array) -> float:
+    """|h_{k-1} - h_k|^2, mean over rows."""
+    return float(np.mean([np.sum((old - new) ** 2) for old, new in zip(previous, current, strict=True)]))
+
+
+def margin_ranking(
+    similarities: Array, labels: Labels, num_old: int, margin: float = 0.5, num_negatives: int = 2
+) -> float:
+    """UCIR's margin ranking: old-labelled rows against their nearest new classes, mean over the pairs."""
+    pairs = []
+    for row, label in zip(similarities, labels, strict=True):
+        if label < num_old:
+            nearest = sorted(row[num_old:], reverse=True)[:num_negatives]
+            pairs += [max(0.0, margin - row[label] + negative) for negative in nearest]
+    return float(np.mean(pairs)) if pairs else 0.0
+
+
+def target_class(feature: Array, label: int, head: CosineHead | LocalSimilarityHead, num_old: int) -> int:
+    """Algorithm 1, line 3: the most confident old class of the current head that is not the label."""
+    logits = head.logits(feature)
+    return max((c for c in range(num_old) if c != label), key=lambda c: logits[c])
+
+
+def attack(
+    feature: Array,
+    target: int,
+    old_head: CosineHead | LocalSimilarityHead,
+    logit_gradient: Callable[[Array, int], Array],
+    steps: int,
+    step_size: float,
+) -> tuple[Array, int]:
+    """Algorithm 1, lines 4-8: the attacked feature and its pseudo-label."""
+    z = feature.copy()
+    for _ in range(steps):
+        gradient = logit_gradient(old_head.logits(z), target) @ old_head.jacobian(z)
+        z = z - step_size * np.sign(gradient)
+    return z, int(np.argmax(old_head.logits(z)))
+
+
+def herd(embeddings: Array, num_exemplars: int) -> list[int]:
+    """iCaRL's herding: rows whose running mean follows the class mean, in rank order."""
+    rows = [unit(row) for row in embeddings]
+    mean = np.mean(rows, axis=0)
+    direction = mean.copy()
+    chosen: list[int] = []
+    for _ in range(1000):
+        if len(chosen) == min(num_exemplars, len(rows)):
+            break
+        pick = int(np.argmax([np.sum(direction * row) for row in rows]))
+        if pick not in chosen:
+            chosen.append(pick)
+        direction = direction + mean - rows[pick]
+    return chosen
