@@ -53,9 +53,7 @@ CASES = [
 def augment(features, labels, parts, seed: int = 0, **options):
     head, old_head, criterion = parts
     generator, num_old = seeded(seed), old_head.num_classes
-    return cross_class_features(
-        features, labels, head, old_head, criterion, num_old, generator=generator, **options
-    )
+    return cross_class_features(features, labels, head, old_head, criterion, num_old, generator=generator, **options)
 
 
 def random_batch(num_rows: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,9 +69,7 @@ def test_the_references_own_gradient_is_right(case):
     z, label = np.random.default_rng(4).standard_normal(DIM), np.array([2])
     gradient = logit_gradient(old_head.logits(z), 2) @ old_head.jacobian(z)
     for j, direction in enumerate(1e-6 * np.eye(DIM)):
-        above, below = (
-            value(old_head.logits(point)[None], label)[0] for point in (z + direction, z - direction)
-        )
+        above, below = (value(old_head.logits(point)[None], label)[0] for point in (z + direction, z - direction))
         assert gradient[j] == pytest.approx((above - below) / 2e-6, abs=1e-8)
 
 
@@ -82,9 +78,7 @@ def test_the_references_own_gradient_is_right(case):
 def test_a_fixed_step_size_as_the_reference(case, steps: int):
     parts, numpy_head, numpy_old_head, logit_gradient = case()
     features, labels = random_batch()
-    augmented, pseudo_labels, weights = augment(
-        features, labels, parts, count=2, steps=steps, step_size=(0.013, 0.013)
-    )
+    augmented, pseudo_labels, weights = augment(features, labels, parts, count=2, steps=steps, step_size=(0.013, 0.013))
     assert augmented.shape == (20, DIM)
     assert (weights == 1).all()
     for place in range(20):
@@ -178,9 +172,7 @@ def test_a_linear_head_sees_the_features_at_their_own_length():
     head, old_head = pair_of_heads(LinearHead(DIM, bias=False))
     features, labels = random_batch()
     features = 5.0 * features
-    augmented, *_ = augment(
-        features, labels, (head, old_head, cross_entropy), count=1, steps=1, step_size=(0.01, 0.01)
-    )
+    augmented, *_ = augment(features, labels, (head, old_head, cross_entropy), count=1, steps=1, step_size=(0.01, 0.01))
     weights = old_head.weights.detach().numpy()
     for z, label, moved in zip(features.numpy(), labels.tolist(), augmented.numpy(), strict=True):
         scores = 2.5 * head.weights.detach().numpy()[:NUM_OLD] @ z
@@ -242,5 +234,5 @@ def test_a_zero_feature_stays_finite():
 
 @pytest.mark.parametrize("options", [{"count": -1}, {"steps": -1}, {"step_size": (0.2, 0.1)}, {"start": "z"}])
 def test_impossible_options_are_refused(options):
-    with pytest.raises(UsageError, match="CCFA (needs count >= 0|starts from 'feature' or 'noise')"):
+    with pytest.raises(UsageError, match=r"CCFA (needs count >= 0|starts from 'feature' or 'noise')"):
         CCFA(**options)

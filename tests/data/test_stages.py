@@ -1,5 +1,7 @@
 """Stages: sizes add up, labels are contiguous, and what does not fit is refused with the numbers."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ def test_scenarios(scenario, num_classes, expected):
     assert [stage.index for stage in stages] == list(range(len(expected)))
     assert stages[0].num_old == 0
     assert stages[-1].num_seen == num_classes
-    assert all(a.num_seen == b.num_old for a, b in zip(stages, stages[1:], strict=False))
+    assert all(a.num_seen == b.num_old for a, b in pairwise(stages))
 
 
 @given(st.integers(1, 60), st.data())

@@ -1,4 +1,4 @@
-"""Transforms: pixel for pixel what Pillow does with the same draws, and the draws are as spread as they should be."""
+"""Transforms: pixel for pixel what Pillow does with the same draws, and the draws spread as they should."""
 
 import numpy as np
 import pytest

@@ -179,9 +179,7 @@ def test_always_the_newest_class_forgets_everything():
 def test_order_of_the_images_does_not_matter(run, random):
     predictions, labels, boundaries = run
     orders = [random.sample(range(len(true)), len(true)) for true in labels]
-    shuffled = [
-        [rows[order] for rows, order in zip(arrays, orders, strict=True)] for arrays in (predictions, labels)
-    ]
+    shuffled = [[rows[order] for rows, order in zip(arrays, orders, strict=True)] for arrays in (predictions, labels)]
     assert metrics.summary(*shuffled, boundaries) == pytest.approx(metrics.summary(*run), nan_ok=True)
 
 

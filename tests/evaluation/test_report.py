@@ -32,9 +32,7 @@ def altered(**changes):
 
 def test_round_trip_is_exact():
     assert Report.from_json(REPORT.to_json()) == REPORT
-    both = dataclasses.replace(
-        REPORT, metrics_by_nearest_mean={"last_accuracy": 0.7}, overall_by_nearest_mean=[0.7]
-    )
+    both = dataclasses.replace(REPORT, metrics_by_nearest_mean={"last_accuracy": 0.7}, overall_by_nearest_mean=[0.7])
     assert Report.from_json(both.to_json()) == both
 
 

@@ -118,9 +118,7 @@ def test_cosine_distance_is_zero_one_two():
 
 def test_squared_distance_of_unit_features_is_twice_the_cosine_distance():
     random = np.random.default_rng(12)
-    previous, current = (
-        torch.nn.functional.normalize(torch.tensor(x)) for x in random.normal(size=(2, 5, 4))
-    )
+    previous, current = (torch.nn.functional.normalize(torch.tensor(x)) for x in random.normal(size=(2, 5, 4)))
     torch.testing.assert_close(squared_distance(previous, current), 2 * cosine_distance(previous, current))
 
 

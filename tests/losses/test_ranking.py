@@ -45,9 +45,7 @@ def test_new_rows_and_far_negatives_do_not_matter():
     changed[labels >= 4] = 0.9
     for row in range(25):
         changed[row, 4 + np.argsort(changed[row, 4:])[:3]] = -1.0
-    assert margin_ranking(torch.tensor(changed), torch.tensor(labels), 4).item() == pytest.approx(
-        value.item()
-    )
+    assert margin_ranking(torch.tensor(changed), torch.tensor(labels), 4).item() == pytest.approx(value.item())
 
 
 def test_the_gradient_pulls_the_label_up_and_the_two_nearest_new_classes_down():

@@ -32,10 +32,7 @@ def test_inertia_is_as_good_as_scikit_learns(seed: int, dtype: torch.dtype):
 def test_well_separated_clusters_are_found_exactly(seed: int):
     random = np.random.default_rng(seed)
     means = 100.0 * np.eye(6)[:4]
-    groups = [
-        mean + 0.1 * random.standard_normal((count, 6))
-        for mean, count in zip(means, [3, 9, 20, 1], strict=True)
-    ]
+    groups = [mean + 0.1 * random.standard_normal((count, 6)) for mean, count in zip(means, [3, 9, 20, 1], strict=True)]
     points = np.concatenate(groups)[random.permutation(33)]
     centres = kmeans(torch.tensor(points), 4, seeded(seed)).numpy()
     expected = np.array([group.mean(axis=0) for group in groups])

@@ -42,9 +42,7 @@ def test_cosine_head_as_the_reference():
     expected = reference.CosineHead(numpy_weights(head), 3.5)
     logits, similarities = head(torch.tensor(features)), head.similarities(torch.tensor(features))
     np.testing.assert_allclose(logits.detach(), [expected.logits(row) for row in features], atol=1e-12)
-    np.testing.assert_allclose(
-        similarities.detach(), [expected.similarities(row) for row in features], atol=1e-12
-    )
+    np.testing.assert_allclose(similarities.detach(), [expected.similarities(row) for row in features], atol=1e-12)
 
 
 @pytest.mark.parametrize("num_proxies", [1, 10])
@@ -53,9 +51,7 @@ def test_local_similarity_head_as_the_reference(num_proxies: int):
     expected = reference.LocalSimilarityHead(numpy_weights(head), 3.5)
     logits, similarities = head(torch.tensor(features)), head.similarities(torch.tensor(features))
     np.testing.assert_allclose(logits.detach(), [expected.logits(row) for row in features], atol=1e-12)
-    np.testing.assert_allclose(
-        similarities.detach(), [expected.similarities(row) for row in features], atol=1e-12
-    )
+    np.testing.assert_allclose(similarities.detach(), [expected.similarities(row) for row in features], atol=1e-12)
 
 
 def test_the_margin_comes_off_the_label_only_and_only_where_labels_are_given():

@@ -51,8 +51,20 @@ class CCFA:
         """The samples followed by `count` augmented ones a row: [Z_k, Z'_k] with [Y, Y_pseudo]."""
         if old_head is None or self.count == 0:
             return samples
+
+        def old_loss(features: Tensor, targets: Tensor) -> Tensor:
+            return criterion(old_head(features, targets), targets)
+
         features, labels, weights = augmented_features(
-            samples.features, samples.labels, head, old_head, criterion, old_head.num_classes, generator, self
+            samples.features,
+            samples.labels,
+            head,
+            old_head,
+            old_loss,
+            old_head.num_classes,
+            generator,
+            self,
+            target_rule(self.target),
         )
         return samples.and_also(features, labels, weights)
 
@@ -77,9 +89,11 @@ def cross_class_features(
     `criterion` gives one loss a row. A weight is 0 where a row has no class to go to, otherwise 1.
     """
     options = CCFA(count=count, steps=steps, step_size=step_size)
-    return augmented_features(
-        features, labels[:, None], head, old_head, criterion, num_old, generator, options, rule=target
-    )
+
+    def old_loss(features: Tensor, targets: Tensor) -> Tensor:
+        return criterion(old_head(features), targets)
+
+    return augmented_features(features, labels[:, None], head, old_head, old_loss, num_old, generator, options, target)
 
 
 def augmented_features(
@@ -87,11 +101,11 @@ def augmented_features(
     labels: Tensor,
     head: Scorer,
     old_head: Scorer,
-    criterion: Criterion,
+    old_loss: Criterion,
     num_old: int,
     generator: Generator,
     options: CCFA,
-    rule: TargetRule | None = None,
+    rule: TargetRule,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Z'_k, Y_pseudo and their weights: choose targets, attack the old head, label by the old head."""
     with torch.autocast(features.device.type, enabled=False):  # a sign must not depend on rounding to 16 bits
@@ -99,7 +113,6 @@ def augmented_features(
         norm = source.norm(dim=1, keepdim=True)  # 1 for heads that normalise; others are attacked at their own scale
         with torch.no_grad():
             scores = head(source)[:, :num_old]
-        rule = rule or target_rule(options.target)
         targets = rule(scores, labels, options.count, generator)
 
         copies = (source / norm.clamp(min=1e-12)).repeat(options.count, 1)
@@ -109,7 +122,7 @@ def augmented_features(
         low, high = options.step_size
         draws = torch.rand(len(copies), 1, generator=generator, device=copies.device, dtype=copies.dtype)
         alpha = low + (high - low) * draws
-        attacked = attack(copies, norms, targets.classes.flatten(), old_head, criterion, alpha, options.steps)
+        attacked = attack(copies, norms, targets.classes.flatten(), old_loss, alpha, options.steps)
         with torch.no_grad():
             pseudo_labels = old_head(attacked)[:, :num_old].argmax(dim=1)
     if options.gradient_to_backbone and options.start == "feature":
@@ -118,21 +131,15 @@ def augmented_features(
     return attacked.to(features.dtype), pseudo_labels, targets.valid.flatten().to(features.dtype)
 
 
-def attack(
-    start: Tensor,
-    norms: Tensor,
-    targets: Tensor,
-    old_head: Scorer,
-    criterion: Criterion,
-    alpha: Tensor,
-    steps: int,
-) -> Tensor:
-    """z^{n+1} = z^n - alpha sign(grad l_cls(g_{k-1}(z^n), Y_target)), on unit-length features; returns z * norm."""
+def attack(start: Tensor, norms: Tensor, targets: Tensor, old_loss: Criterion, alpha: Tensor, steps: int) -> Tensor:
+    """z^{n+1} = z^n - alpha sign(grad l_cls(g_{k-1}(z^n), Y_target)), on unit-length features; returns z * norm.
+
+    `old_loss(features, targets)` is l_cls of the old head, one value a row.
+    """
     z = start
     for _ in range(steps):
         with torch.enable_grad():
             z = z.detach().requires_grad_()
-            losses = criterion(old_head(z * norms), targets)
-            (gradient,) = torch.autograd.grad(losses.sum(), z)
+            (gradient,) = torch.autograd.grad(old_loss(z * norms, targets).sum(), z)
         z = z.detach() - alpha * gradient.sign()
     return (z * norms).detach()

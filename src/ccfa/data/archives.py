@@ -29,9 +29,7 @@ def require_digest(path: Path, num_bytes: int, sha256: str) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:
-        raise DataError(
-            f"{path} is altered: expected SHA-256 {sha256}, found {found}. Delete it and fetch it again."
-        )
+        raise DataError(f"{path} is altered: expected SHA-256 {sha256}, found {found}. Delete it and fetch it again.")
 
 
 def read_members(path: Path, names: Collection[str], max_bytes: int) -> dict[str, bytes]:
@@ -44,9 +42,7 @@ def read_members(path: Path, names: Collection[str], max_bytes: int) -> dict[str
             for position, member in enumerate(archive):
                 total += member.size
                 if position >= _MAX_MEMBERS or total > max_bytes:
-                    raise DataError(
-                        f"{path} is refused: expected at most {_MAX_MEMBERS} members of {max_bytes} bytes."
-                    )
+                    raise DataError(f"{path} is refused: expected at most {_MAX_MEMBERS} members of {max_bytes} bytes.")
                 if member.name not in names:
                     continue
                 file = archive.extractfile(member) if member.isreg() else None
@@ -102,9 +98,7 @@ def fetch(url: str, target: Path, num_bytes: int, sha256: str, *, opener: Callab
     partial = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with opener(url, timeout=60) as response, partial.open("wb") as file:
-            left = (
-                num_bytes + 1
-            )  # one more than expected, so that a longer answer is noticed and no more read
+            left = num_bytes + 1  # one more than expected, so that a longer answer is noticed and no more read
             while left > 0 and (chunk := response.read(min(_CHUNK, left))):
                 file.write(chunk)
                 left -= len(chunk)

@@ -122,9 +122,7 @@ def download_cifar100(
     """Fetch the binary archive into `data_dir` or $CCFA_DATA and check it; the path it now has."""
     root = _root(data_dir)
     if root is None:
-        raise DataError(
-            f"CIFAR-100 was not found and no folder to download it to is known. {_where_to_put(None)}"
-        )
+        raise DataError(f"CIFAR-100 was not found and no folder to download it to is known. {_where_to_put(None)}")
     archive = edition.archives[0]
     _LOG.warning("Downloading %s (%d MB) from %s to %s", archive.name, archive.num_bytes // 10**6, _URL, root)
     try:
@@ -140,9 +138,7 @@ def _root(data_dir: Path | None) -> Path | None:
 
 
 def _where_to_put(root: Path | None) -> str:
-    folder = (
-        f"into {root}" if root else "into a folder and name that folder as the data folder or in CCFA_DATA"
-    )
+    folder = f"into {root}" if root else "into a folder and name that folder as the data folder or in CCFA_DATA"
     names = " or ".join(archive.name for archive in OFFICIAL.archives)
     return f"Put {names} from {_URL} (as it is or unpacked) {folder}."
 
@@ -185,9 +181,7 @@ def _binary_records(read: ReadFile, name: str, part: Part) -> Records:
     content = read(name)
     expected = part.num_records * _RECORD
     if len(content) != expected:
-        raise DataError(
-            f"{name} is truncated or altered: expected {expected} bytes, found {len(content)}. {_AGAIN}"
-        )
+        raise DataError(f"{name} is truncated or altered: expected {expected} bytes, found {len(content)}. {_AGAIN}")
     return np.frombuffer(content, dtype=np.uint8).reshape(-1, _RECORD)
 
 

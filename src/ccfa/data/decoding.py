@@ -45,9 +45,7 @@ def decode_image(path: Path, image_size: int) -> NDArray[np.uint8]:
     side = min(image.size)
     left, top = (image.width - side) / 2, (image.height - side) / 2
     # Only the centre is resized, so that a very long image does not become a huge one first.
-    square = image.resize(
-        (image_size, image_size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side)
-    )
+    square = image.resize((image_size, image_size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
 
 

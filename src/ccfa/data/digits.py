@@ -14,7 +14,5 @@ def load_digits_images() -> tuple[ImageSet, ImageSet]:
 
     digits = load_digits()
     scaled = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # the source counts 0 to 16
-    everything = ImageSet(
-        scaled[:, None], digits.target.astype(np.int64), [str(digit) for digit in range(10)]
-    )
+    everything = ImageSet(scaled[:, None], digits.target.astype(np.int64), [str(digit) for digit in range(10)])
     return everything.hold_out(_HELD_OUT, _SPLIT_SEED)

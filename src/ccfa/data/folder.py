@@ -61,9 +61,7 @@ def load_classes(root: Path, image_size: int = 64, skip_bad: bool = False) -> Im
     kept = np.array(labels, dtype=np.int64)[good]
     empty = [name for label, name in enumerate(files) if label not in set(kept.tolist())]
     if empty:
-        raise DataError(
-            f"No usable images in the classes {empty[:_NUM_SHOWN]} of {_shown(root)}. {_EXPECTED}"
-        )
+        raise DataError(f"No usable images in the classes {empty[:_NUM_SHOWN]} of {_shown(root)}. {_EXPECTED}")
     if bad:
         warnings.warn(f"Skipped: {_listed(bad)}", stacklevel=2)
     return ImageSet(images[good], kept, files)
@@ -78,9 +76,7 @@ def _class_folders(root: Path) -> dict[str, Path]:
     folders = [path for path in visible if path.is_dir()]
     loose = [path.name for path in visible if path.suffix.lower() in _IMAGE_ENDINGS and not path.is_dir()]
     if loose:
-        raise DataError(
-            f"{_shown(root)} has images outside the class folders, such as {loose[0]!r}. {_EXPECTED}"
-        )
+        raise DataError(f"{_shown(root)} has images outside the class folders, such as {loose[0]!r}. {_EXPECTED}")
     if not folders:
         raise DataError(f"{_shown(root)} has no class folders. {_EXPECTED}")
     seen: dict[str, str] = {}
@@ -126,9 +122,7 @@ def _image_files(folder: Path, bad: BadFiles) -> list[Path]:
     return files
 
 
-def _decode_all(
-    paths: Sequence[Path], image_size: int, bad: BadFiles
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+def _decode_all(paths: Sequence[Path], image_size: int, bad: BadFiles) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Every image, and which of them are good; the reasons of the others go to `bad`."""
     images = np.zeros((len(paths), 3, image_size, image_size), dtype=np.uint8)
     good = np.zeros(len(paths), dtype=np.bool_)

@@ -72,9 +72,7 @@ class ImageSet:
     def reorder(self, order: Sequence[int]) -> ImageSet:
         """The set with new labels: the class now labelled order[k] becomes class k."""
         if sorted(order) != list(range(self.num_classes)):
-            raise UsageError(
-                f"A class order must hold each of 0 to {self.num_classes - 1} once, got {list(order)}."
-            )
+            raise UsageError(f"A class order must hold each of 0 to {self.num_classes - 1} once, got {list(order)}.")
         new_label = torch.empty(self.num_classes, dtype=torch.int64)
         new_label[torch.tensor(list(order))] = torch.arange(self.num_classes)
         names = [self.class_names[label] for label in order]

@@ -80,9 +80,7 @@ def _podnet(name: str, num_classes: int, data: str) -> tuple[int, ...]:
         instead = {"cifar100": "'podnet-0'"}.get(data, "'podnet'" if on_imagenet else "'seed-1993'")
         raise UsageError(f"Class order {name!r} exists for {fits} only, not for {data!r}. Use {instead}.")
     if len(order) != num_classes:
-        raise UsageError(
-            f"Class order {name!r} of {data} has {len(order)} classes, got {num_classes} classes."
-        )
+        raise UsageError(f"Class order {name!r} of {data} has {len(order)} classes, got {num_classes} classes.")
     return tuple(order)
 
 
@@ -90,9 +88,7 @@ def _labels(text: str) -> list[int]:
     try:
         return [int(label) for label in text.split(",")]
     except ValueError:
-        raise UsageError(
-            f'Cannot read the class order {text!r}; expected whole numbers such as "3,1,2,0".'
-        ) from None
+        raise UsageError(f'Cannot read the class order {text!r}; expected whole numbers such as "3,1,2,0".') from None
 
 
 def _checked(order: list[int], num_classes: int) -> tuple[int, ...]:

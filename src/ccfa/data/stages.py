@@ -41,8 +41,7 @@ def split(num_classes: int, initial: int, increment: int | Sequence[int]) -> tup
             raise UsageError(f"Every stage must have at least 1 class, got the sizes {[initial, *sizes]}.")
         if sum(sizes) != rest:
             raise UsageError(
-                f"The stage sizes {[initial, *sizes]} add up to {initial + sum(sizes)} classes, "
-                f"expected {num_classes}."
+                f"The stage sizes {[initial, *sizes]} add up to {initial + sum(sizes)} classes, expected {num_classes}."
             )
     stages = [Stage(0, 0, initial)]
     for size in sizes:

@@ -40,9 +40,7 @@ def accuracy(predictions: NDArray[Any], labels: NDArray[Any]) -> float:
     return float(np.mean(predictions == labels))
 
 
-def overall_accuracies(
-    predictions: Sequence[NDArray[Any]], labels: Sequence[NDArray[Any]]
-) -> NDArray[np.float64]:
+def overall_accuracies(predictions: Sequence[NDArray[Any]], labels: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
     """Accuracy on all seen classes after each stage, [K]."""
     if len(predictions) != len(labels) or len(labels) == 0:
         raise DataError(
@@ -171,9 +169,7 @@ def _per_stage(overall: Sequence[float] | NDArray[np.float64]) -> NDArray[np.flo
 def _check_matrix(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     matrix = np.asarray(matrix, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:
-        raise DataError(
-            f"Expected an accuracy matrix [K, K], one row and one column per stage, got {matrix.shape}."
-        )
+        raise DataError(f"Expected an accuracy matrix [K, K], one row and one column per stage, got {matrix.shape}.")
     if np.isnan(matrix[np.tril_indices(len(matrix))]).any():
         raise DataError(
             "The accuracy matrix has a NaN on or below its diagonal. Expected an accuracy after every stage "
@@ -184,9 +180,7 @@ def _check_matrix(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _check_boundaries(boundaries: Sequence[int], num_stages: int) -> None:
     if len(boundaries) != num_stages:
-        raise DataError(
-            f"Got {len(boundaries)} boundaries for {num_stages} stages. Expected num_seen of each stage."
-        )
+        raise DataError(f"Got {len(boundaries)} boundaries for {num_stages} stages. Expected num_seen of each stage.")
     if (np.diff(boundaries, prepend=0) < 1).any():
         raise DataError(
             f"Boundaries {list(boundaries)} do not grow. Expected the number of classes seen after each "

@@ -62,9 +62,7 @@ class Report:
         try:
             fields = json.loads(text, parse_constant=_refuse_constant)
         except ValueError as error:
-            raise ModelError(
-                f"This is not a report: not valid JSON ({error}). Is the file cut off?"
-            ) from error
+            raise ModelError(f"This is not a report: not valid JSON ({error}). Is the file cut off?") from error
         if not isinstance(fields, dict):
             raise ModelError(f"This is not a report: expected a JSON object, got a {type(fields).__name__}.")
         missing = sorted(_JSON_TYPES.keys() - fields.keys())
@@ -77,9 +75,7 @@ class Report:
         for key, types in _JSON_TYPES.items():
             if type(fields[key]) not in types:
                 expected = " or ".join(expected.__name__ for expected in types)
-                raise ModelError(
-                    f"Report field {key!r} is a {type(fields[key]).__name__}, expected {expected}."
-                )
+                raise ModelError(f"Report field {key!r} is a {type(fields[key]).__name__}, expected {expected}.")
         for key in ("metrics", "metrics_by_nearest_mean"):
             fields[key] = _none_to_nan(fields[key])
         return cls(**{**fields, "seconds": float(fields["seconds"])})

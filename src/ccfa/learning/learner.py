@@ -46,7 +46,7 @@ class Learner:
         self.batch_seed = seed if batch_seed is None else batch_seed
         self.observer: Observer = observer or Unobserved()
         self.memory = ExemplarMemory(method.memory)
-        self.terms = torch.nn.ModuleList(term() for term in method.terms).to(self.device)
+        self.terms = [term().to(self.device) for term in method.terms]
         self.previous: Network | None = None
         self.stage = Stage(index=-1, num_old=0, num_seen=0)
         self.network = self._new_network()
@@ -113,7 +113,7 @@ class Learner:
             with torch.no_grad():
                 previous_features = self.previous.backbone(images)
             step = Step(self.stage, labels, head, features, self.previous.head, previous_features)
-            losses |= {str(term.name): term(step) for term in self.terms}
+            losses |= {term.name: term(step) for term in self.terms}
         losses["loss"] = torch.stack(list(losses.values())).sum()
         return losses
 

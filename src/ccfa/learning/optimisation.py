@@ -13,9 +13,7 @@ def set_learning_rate(optimiser: optim.Optimizer, phase: Phase, epoch: int) -> f
     return lr
 
 
-def descend(
-    loss: Tensor, optimiser: optim.Optimizer, parameters: list[nn.Parameter], clip_value: float | None
-) -> None:
+def descend(loss: Tensor, optimiser: optim.Optimizer, parameters: list[nn.Parameter], clip_value: float | None) -> None:
     """Move the phase's parameters one step down the loss."""
     optimiser.zero_grad()
     loss.backward(inputs=parameters)

@@ -13,8 +13,7 @@ def pod_spatial(previous: Sequence[Tensor], current: Sequence[Tensor]) -> Tensor
     p sums the squared map over its width and over its height and concatenates; n normalises the whole vector of a row.
     """
     distances = [
-        row_norm(_pooled(old.square()) - _pooled(new.square()))
-        for old, new in zip(previous, current, strict=True)
+        row_norm(_pooled(old.square()) - _pooled(new.square())) for old, new in zip(previous, current, strict=True)
     ]
     return torch.stack([distance.mean() for distance in distances]).mean()
 

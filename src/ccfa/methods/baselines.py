@@ -65,9 +65,7 @@ class Training(TypedDict, total=False):
 
 def replay(*, memory: int = 20, **training: Unpack[Training]) -> Method:
     """Fine-tuning on the new classes and the exemplars."""
-    return replace(
-        finetune(**training), name="replay", memory=Budget(per_class=memory), select_exemplars=herd
-    )
+    return replace(finetune(**training), name="replay", memory=Budget(per_class=memory), select_exemplars=herd)
 
 
 def joint(**training: Unpack[Training]) -> Method:

@@ -134,9 +134,7 @@ class Method:
 def with_augmentation(method: Method, augmentation: FeatureAugmentation) -> Method:
     """The method with a feature augmentation plugged in, or the reason why that has no meaning."""
     if augmentation.needs_old_head and method.no_old_head:
-        raise UsageError(
-            f"{type(augmentation).__name__} has no meaning for {method.name}: {method.no_old_head}."
-        )
+        raise UsageError(f"{type(augmentation).__name__} has no meaning for {method.name}: {method.no_old_head}.")
     return replace(method, feature_augmentations=(*method.feature_augmentations, augmentation))
 
 

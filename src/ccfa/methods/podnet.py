@@ -82,9 +82,7 @@ def podnet(
         name="podnet",
         transforms=transforms,
         backbone=backbone_named(backbone),
-        head=partial(
-            LocalSimilarityHead, num_proxies=num_proxies, margin=margin if nca == "paper" else 0.0
-        ),
+        head=partial(LocalSimilarityHead, num_proxies=num_proxies, margin=margin if nca == "paper" else 0.0),
         criterion={"code": nca_code, "paper": nca_exclusive}[nca],
         phases=Phases(first=(main,), later=(main, balanced)),
         prepare=imprint,

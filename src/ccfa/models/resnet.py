@@ -28,16 +28,12 @@ class ResNet:
         """The backbone for images of so many channels."""
         levels: list[nn.Module] = []
         width = self.widths[0]
-        for level, (out, num_blocks, stride) in enumerate(
-            zip(self.widths, self.blocks, self.strides, strict=True)
-        ):
+        for level, (out, num_blocks, stride) in enumerate(zip(self.widths, self.blocks, self.strides, strict=True)):
             modules: list[nn.Module] = _stem(self.stem, channels, width) if level == 0 else []
             for index in range(num_blocks):
                 is_last = level == len(self.widths) - 1 and index == num_blocks - 1
                 relu = {"never": False, "first-of-level": index == 0, "not-last": not is_last}
-                modules.append(
-                    Block(width, out, stride if index == 0 else 1, self.shortcut, relu[self.relu_after_sum])
-                )
+                modules.append(Block(width, out, stride if index == 0 else 1, self.shortcut, relu[self.relu_after_sum]))
                 width = out
             levels.append(nn.Sequential(*modules))
         backbone = Backbone(levels, width)

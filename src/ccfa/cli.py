@@ -1,0 +1,199 @@
+"""The command line: parse, call, print."""
+
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, Positional, arg, subcommand
+
+from ccfa.errors import CcfaError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# torch, scikit-learn and everything built on them are imported inside the verbs: `ccfa --help` answers at once.
+
+
+@dataclass(frozen=True)
+class Run:
+    """Train a method over all stages and leave a run directory."""
+
+    method: Positional[str]
+    """What to train; `ccfa list methods` shows them."""
+    ccfa: bool = False
+    """Plug in Cross-Class Feature Augmentation."""
+    data: str = "digits"
+    """digits, cifar100, or the path of an image folder."""
+    data_dir: Path | None = None
+    """Where CIFAR-100 is, or is downloaded to; else $CCFA_DATA."""
+    scenario: str | None = None
+    """B50-inc10, B0-inc10, ... or a list of stage sizes such as 5,2,2,1."""
+    order: str | None = None
+    """Class order: natural, seed-1993, podnet-0, ... or a list."""
+    memory: int | None = None
+    """Exemplars kept of each class."""
+    memory_total: int | None = None
+    """Exemplars kept in all, shared by the seen classes; instead of --memory."""
+    validation: float = 0.0
+    """Hold out this fraction of the training images and evaluate on it instead of the test set."""
+    image_size: int = 64
+    """Side to which the photos of a folder are scaled."""
+    seed: int = 0
+    """Seed of initialisation and, unless --batch-seed is given, of batches."""
+    batch_seed: int | None = None
+    """Seed of batch order and augmentation."""
+    set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")] = ()
+    """Other values for options of the method or, with the prefix ccfa., of CCFA; `ccfa list options` shows them."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    out: Path | None = None
+    """The run directory; by default a name made from the experiment, under runs/."""
+    reuse: bool = False
+    """Show the result of a finished run of this very experiment instead of running it again."""
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Show runs side by side."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Run directories."""
+
+
+@dataclass(frozen=True)
+class List:
+    """Show what there is to choose from."""
+
+    what: Positional[Literal["methods", "datasets", "scenarios", "orders", "backbones", "options"]]
+    """The kind of thing; options shows every method's options."""
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Show versions, device and data found, and what to do about what is missing."""
+
+    data_dir: Path | None = None
+    """Where to look for CIFAR-100; else $CCFA_DATA."""
+
+
+Verb = (
+    Annotated[Run, subcommand("run")]
+    | Annotated[Compare, subcommand("compare")]
+    | Annotated[List, subcommand("list")]
+    | Annotated[Doctor, subcommand("doctor")]
+)
+
+
+def main() -> None:
+    """Run the command line and exit with the code that says how it went."""
+    signal.signal(signal.SIGTERM, _terminate)
+    verb = tyro.cli(
+        Verb,
+        prog="ccfa",
+        description="Class-incremental learning with Cross-Class Feature Augmentation.",
+        config=(FlagCreatePairsOff, OmitSubcommandPrefixes),
+    )
+    from rich.console import Console
+
+    console = Console(soft_wrap=not sys.stdout.isatty())
+    try:
+        match verb:
+            case Run():
+                _run(verb, console)
+            case Compare():
+                _compare(verb, console)
+            case List():
+                _list(verb, console)
+            case Doctor():
+                _doctor(verb, console)
+    except CcfaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output, `head` say, has enough
+        sys.stderr.close()
+        sys.exit(141)
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _run(verb: Run, console: "Console") -> None:
+    from ccfa.experiments import Experiment, RunDirectory, resolve, run
+    from ccfa.experiments.rundir import environment
+    from ccfa.learning.acceleration import describe_device, pick_device
+    from ccfa.reporting.tables import metrics_table
+    from ccfa.reporting.terminal import Display
+
+    experiment = Experiment(
+        method=verb.method,
+        ccfa=verb.ccfa,
+        data=verb.data,
+        scenario=verb.scenario,
+        order=verb.order,
+        memory=verb.memory,
+        memory_total=verb.memory_total,
+        validation=verb.validation,
+        image_size=verb.image_size,
+        seed=verb.seed,
+        batch_seed=verb.batch_seed,
+        options=_options(verb.set),
+    )
+    device = pick_device(verb.device)
+    resolved = resolve(experiment, verb.data_dir)
+    path = verb.out or Path("runs") / experiment.name
+    if verb.reuse and (report := RunDirectory.finished(path, resolved.config)):
+        console.print(f"{path} holds this experiment already:")
+    else:
+        directory = RunDirectory.create(path, resolved.config, environment(describe_device(device)))
+        for note in resolved.notes:
+            console.print(f"note: {note}")
+        console.print(f"{resolved.headline} on {describe_device(device)}")
+        with Display(resolved, console) as display:
+            report = run(resolved, directory, display, device)
+    console.print(metrics_table(report))
+    console.print(f"Run directory: {path}")
+
+
+def _options(texts: tuple[str, ...]) -> dict[str, str]:
+    """NAME=VALUE pairs as a dictionary."""
+    options: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set takes NAME=VALUE, such as epochs=10; got {text!r}.")
+        if name in options:
+            raise UsageError(f"--set gives {name} twice.")
+        options[name] = value
+    return options
+
+
+def _compare(verb: Compare, console: "Console") -> None:
+    from ccfa.experiments import RunDirectory
+    from ccfa.reporting.tables import comparison_table, definitions
+
+    if not verb.runs:
+        raise UsageError("Name at least one run directory, e.g. ccfa compare runs/*")
+    console.print(comparison_table([(path, RunDirectory(path).report()) for path in verb.runs]))
+    for line in definitions():
+        console.print(line, style="dim", highlight=False)
+
+
+def _list(verb: List, console: "Console") -> None:
+    from ccfa.reporting.tables import catalogue
+
+    for table in catalogue(verb.what):
+        console.print(table)
+
+
+def _doctor(verb: Doctor, console: "Console") -> None:
+    from ccfa.reporting.doctor import findings
+
+    for line in findings(verb.data_dir):
+        console.print(line, highlight=False)

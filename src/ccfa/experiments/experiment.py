@@ -1,0 +1,155 @@
+"""An experiment: everything that decides a run's numbers, as one record, and what it resolves to."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ccfa import data as datasets
+from ccfa.augmentation import CCFA
+from ccfa.data import ImageSet, Stage
+from ccfa.errors import UsageError, unknown
+from ccfa.experiments.options import decode_options, describe, plain
+from ccfa.experiments.presets import DEFAULT_ORDER, default_scenario, preset
+from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_memory
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What to run. Options are given as text, as on the command line, and decoded against the factory's signature."""
+
+    method: str
+    ccfa: bool = False
+    data: str = "digits"
+    scenario: str | None = None
+    order: str | None = None
+    memory: int | None = None
+    memory_total: int | None = None
+    validation: float = 0.0
+    image_size: int = 64
+    seed: int = 0
+    batch_seed: int | None = None
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """A directory name that tells runs apart: whatever differs from the defaults."""
+        parts = [Path(self.data).name, self.scenario, self.order, self.method, "ccfa" if self.ccfa else None]
+        named = {
+            "m": self.memory,
+            "total": self.memory_total,
+            "val": self.validation or None,
+            "seed": self.seed,
+            "batches": self.batch_seed,
+        }
+        parts += [f"{name}{value}" for name, value in named.items() if value is not None]
+        parts += [f"{name}={text}" for name, text in sorted(self.options.items())]
+        return re.sub(r"[^\w.=+-]+", "_", "-".join(part for part in parts if part))[:150]
+
+
+class Resolved(NamedTuple):
+    """An experiment with its data and its method at hand."""
+
+    experiment: Experiment
+    method: Method
+    train: ImageSet
+    test: ImageSet
+    stages: tuple[Stage, ...]
+    order: tuple[int, ...]
+    notes: tuple[str, ...]  # what the user should know and did not ask for
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What config.json holds: the experiment, which repeats the run, and what it came to."""
+        return {
+            "experiment": plain(self.experiment),
+            "resolved": {
+                "method": describe(self.method),
+                "stage_sizes": [stage.num_new for stage in self.stages],
+                "class_order": list(self.order),
+                "class_names": list(self.train.class_names),
+                "num_training_images": len(self.train),
+                "num_test_images": len(self.test),
+            },
+        }
+
+    @property
+    def headline(self) -> str:
+        """One line that says what runs."""
+        augmentations = [type(augmentation).__name__ for augmentation in self.method.feature_augmentations]
+        sizes = [stage.num_new for stage in self.stages]
+        return (
+            f"{' + '.join([self.method.name, *augmentations])} · {self.experiment.data} · "
+            f"{self.train.num_classes} classes in {len(sizes)} stages ({_shortened(sizes)})"
+        )
+
+
+def _shortened(sizes: list[int]) -> str:
+    return " + ".join(map(str, sizes if len(sizes) <= 8 else [*sizes[:3], "...", sizes[-1]]))
+
+
+def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
+    """Load the data and build the method; everything that can be wrong is found here, before training."""
+    method = experiment_method(experiment)
+    if not 0 <= experiment.seed < 2**63:
+        raise UsageError(f"The seed must be from 0 to 2^63 - 1, got {experiment.seed}.")
+    train, test = datasets.load(experiment.data, data_dir, image_size=experiment.image_size)
+    datasets.require_same_classes(train, test)
+    notes = []
+    if experiment.validation:
+        train, test = train.hold_out(experiment.validation, seed=0)
+        notes.append(f"Accuracies are on {len(test)} images held out from training, not on the test set.")
+    order_name = experiment.order or DEFAULT_ORDER.get(experiment.data, "natural")
+    order = datasets.class_order(order_name, train.num_classes, experiment.data)
+    scenario = experiment.scenario or default_scenario(experiment.data, train.num_classes)
+    stages = datasets.parse_scenario(scenario, train.num_classes)
+    smallest = int(train.labels.bincount().min())
+    if experiment.memory is not None and experiment.memory > smallest:
+        raise UsageError(
+            f"A memory of {experiment.memory} images per class is larger than the smallest class ({smallest} images). "
+            f"Use --memory {smallest} or less, or the method joint to keep every image."
+        )
+    if method.memory.total is not None and method.memory.total < train.num_classes:
+        raise UsageError(
+            f"A memory of {method.memory.total} images in total is less than one for each of {train.num_classes} "
+            f"classes. Use --memory-total {train.num_classes} or more."
+        )
+    wanted = method.memory.quota(train.num_classes)
+    if method.needs_memory and wanted > smallest:
+        notes.append(f"The smallest class has {smallest} images, fewer than {wanted}: all of them are kept.")
+    return Resolved(experiment, method, train.reorder(order), test.reorder(order), stages, order, tuple(notes))
+
+
+def experiment_method(experiment: Experiment) -> Method:
+    """The method of an experiment: preset, options, memory, augmentation."""
+    own = {name: text for name, text in experiment.options.items() if not name.startswith("ccfa.")}
+    plug_in = {name.removeprefix("ccfa."): text for name, text in experiment.options.items() if name not in own}
+    method = build_method(
+        experiment.method,
+        experiment.data,
+        **decode_options(own, factory(experiment.method), experiment.method),
+    )
+    if experiment.memory is not None and experiment.memory_total is not None:
+        raise UsageError("Give --memory (per class) or --memory-total, not both.")
+    if experiment.memory is not None or experiment.memory_total is not None:
+        if min(experiment.memory or 0, experiment.memory_total or 0) < 0:
+            raise UsageError("The memory cannot be negative.")
+        method = with_memory(method, Budget(experiment.memory, experiment.memory_total))
+    if experiment.ccfa:
+        method = with_augmentation(method, CCFA(**decode_options(plug_in, CCFA, "ccfa")))
+    elif plug_in:
+        raise UsageError(f"Options {', '.join('ccfa.' + name for name in plug_in)} need --ccfa.")
+    return method
+
+
+def factory(name: str) -> Any:
+    """The function that makes a method."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]
+
+
+def build_method(name: str, data: str = "cifar100", **options: Any) -> Method:
+    """A method with the published values for a data set, and options of one's own on top."""
+    method: Method = factory(name)(**{**preset(name, data), **options})
+    return method

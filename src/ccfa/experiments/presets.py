@@ -1,0 +1,53 @@
+"""Published values for each data set, as plain data; what is not listed is the method's own default (CIFAR-100)."""
+
+from typing import Any
+
+from ccfa.data import DIGITS, FOLDER
+
+_DIGITS = {"backbone": "small", "transforms": DIGITS, "epochs": 20, "batch_size": 64}
+_DIGITS_MEMORY = {**_DIGITS, "memory": 4}
+_FOLDER = {"transforms": FOLDER, "epochs": 40, "batch_size": 64}
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "cifar100": {},
+    "digits": {
+        "finetune": _DIGITS,
+        "replay": _DIGITS_MEMORY,
+        "joint": _DIGITS,
+        "ucir": _DIGITS_MEMORY,
+        "podnet": {**_DIGITS_MEMORY, "balanced_epochs": 10},
+    },
+    "folder": {
+        "finetune": _FOLDER,
+        "replay": _FOLDER,
+        "joint": _FOLDER,
+        "ucir": _FOLDER,
+        "podnet": _FOLDER,
+    },
+}
+
+SCENARIOS: dict[str, str] = {
+    "B50-inc10": "half of CIFAR-100 first, then 5 stages of 10 classes (the paper's '5 tasks')",
+    "B50-inc5": "the paper's '10 tasks'",
+    "B50-inc2": "the paper's '25 tasks'",
+    "B50-inc1": "the paper's '50 tasks'",
+    "B20-inc1": "a small first stage: the paper's table of initial task sizes (also B30, B40)",
+    "B0-inc10": "equal stages of 10 classes",
+    "B5-inc1": "the default for digits",
+    "5,2,2,1": "any list of stage sizes",
+}
+
+DEFAULT_SCENARIO = {"cifar100": "B50-inc10", "digits": "B5-inc1"}
+DEFAULT_ORDER = {"cifar100": "podnet-0"}
+
+
+def preset(method: str, data: str) -> dict[str, Any]:
+    """The options of a method on a data set; any image folder counts as `folder`."""
+    return PRESETS.get(data, PRESETS["folder"]).get(method, {})
+
+
+def default_scenario(data: str, num_classes: int) -> str:
+    """The scenario of a data set unless another is asked for: half of the classes, then about five stages."""
+    initial = -(-num_classes // 2)
+    increment = max(1, -(-(num_classes - initial) // 5))
+    return DEFAULT_SCENARIO.get(data, f"B{initial}-inc{increment}")

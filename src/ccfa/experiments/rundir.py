@@ -1,0 +1,165 @@
+"""A run directory: every file written whole or not at all, nothing in it a pickle."""
+
+import csv
+import io
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save
+
+import ccfa
+from ccfa.errors import ModelError, ResourceError, UsageError
+from ccfa.evaluation import Report
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file under a temporary name, flush it to the disk, and rename it into place."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ResourceError(f"Could not write {path}: {error.strerror}. What was written before is kept.") from error
+
+
+class RunDirectory:
+    """Where a run keeps its configuration, its numbers and its networks."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, config: dict[str, Any], environment: dict[str, Any]) -> "RunDirectory":
+        """A new directory; one that exists already is never touched."""
+        try:
+            path.mkdir(parents=True)
+            for name in ("predictions", "networks"):
+                (path / name).mkdir()
+        except FileExistsError:
+            raise UsageError(
+                f"{path} exists already and is left as it is. Choose another directory with --out, remove it, "
+                f"or add --reuse to show its result if it holds this very experiment."
+            ) from None
+        except OSError as error:
+            raise ResourceError(f"Could not create {path}: {error.strerror}.") from error
+        directory = cls(path)
+        directory.write_json("config.json", config)
+        directory.write_json("environment.json", environment)
+        directory.set_status("running")
+        return directory
+
+    @classmethod
+    def finished(cls, path: Path, config: dict[str, Any]) -> Report | None:
+        """The report of a finished run of this very experiment, or None where there is no directory yet."""
+        if not path.exists():
+            return None
+        directory = cls(path)
+        stored = directory.read_json("config.json")
+        if stored != config:
+            differing = [key for key in {*stored, *config} if stored.get(key) != config.get(key)]
+            raise UsageError(
+                f"{path} holds another experiment (it differs in {', '.join(sorted(differing))}). "
+                f"Choose another directory with --out."
+            )
+        status = directory.read_json("status.json").get("state")
+        if status != "finished":
+            raise UsageError(
+                f"{path} holds this experiment, but it did not finish (state: {status}). "
+                f"Remove the directory to run it again, or choose another with --out."
+            )
+        return directory.report()
+
+    def report(self) -> Report:
+        """The report of the run."""
+        return Report.from_json(self._read("report.json"))
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A JSON file of the directory."""
+        try:
+            content = json.loads(self._read(name))
+        except ValueError as error:
+            raise ModelError(f"{self.path / name} is not valid JSON: {error}.") from error
+        if not isinstance(content, dict):
+            raise ModelError(f"{self.path / name} should hold a JSON object.")
+        return content
+
+    def _read(self, name: str) -> str:
+        try:
+            return (self.path / name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{self.path} is not a complete run directory: cannot read {name} ({error}).") from error
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Write a JSON file of the directory."""
+        write_atomically(self.path / name, json.dumps(content, indent=2) + "\n")
+
+    def set_status(self, state: str, **details: Any) -> None:
+        """Replace status.json."""
+        self.write_json("status.json", {"state": state, "pid": os.getpid(), **details})
+
+    def append(self, name: str, line: str) -> None:
+        """Add a line to a log."""
+        with open(self.path / name, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def write_rows(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Write a CSV file."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self.path / name, text.getvalue())
+
+    def write_predictions(self, stage: int, arrays: dict[str, NDArray[np.int64]]) -> None:
+        """Write a stage's labels and predictions."""
+        content = io.BytesIO()
+        np.savez_compressed(content, allow_pickle=False, **arrays)
+        write_atomically(self.path / "predictions" / f"stage-{stage:03d}.npz", content.getvalue())
+
+    def write_network(self, stage: int, network: torch.nn.Module) -> None:
+        """Write a stage's weights."""
+        weights = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
+        write_atomically(self.path / "networks" / f"stage-{stage:03d}.safetensors", save(weights))
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Where a run happens: versions, device, commit."""
+    return {
+        "ccfa": ccfa.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+    }
+
+
+def _commit() -> str:
+    """The commit of the source, where the package runs from a checkout; `+` marks uncommitted changes."""
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--abbrev=12",
+        "--dirty=+",
+        "--exclude=*",
+    ]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

@@ -1,0 +1,168 @@
+"""Run an experiment: stage by stage, writing what it finds."""
+
+import json
+import time
+import traceback
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ccfa.data import ImageSet, Stage
+from ccfa.errors import CcfaError
+from ccfa.evaluation import (
+    Report,
+    accuracy,
+    accuracy_matrix,
+    matrix_rows,
+    overall_accuracies,
+    summary,
+)
+from ccfa.experiments.experiment import Resolved
+from ccfa.experiments.rundir import RunDirectory, write_atomically
+from ccfa.learning import Learner, Observer, Progress
+
+
+class Audience(Observer, Protocol):
+    """Who watches a run: the learner's steps, and each stage's result."""
+
+    def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
+        """After a stage was evaluated."""
+        ...
+
+
+class Recorder:
+    """Writes metrics.jsonl, one line an epoch, and passes everything on."""
+
+    def __init__(self, directory: RunDirectory, audience: Audience) -> None:
+        self.directory = directory
+        self.audience = audience
+
+    def on_batch(self, progress: Progress, losses: dict[str, torch.Tensor]) -> None:
+        """Pass it on."""
+        self.audience.on_batch(progress, losses)
+
+    def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
+        """Write the epoch down and pass it on."""
+        images = progress.num_batches * progress.batch_size
+        record = {
+            "stage": progress.stage.index,
+            "phase": progress.phase,
+            "epoch": progress.epoch,
+            "lr": lr,
+            "images_per_second": round(images / max(seconds, 1e-9), 1),
+            **losses,
+        }
+        self.directory.append("metrics.jsonl", json.dumps(record))
+        self.audience.on_epoch(progress, losses, lr, seconds)
+
+
+def run(resolved: Resolved, directory: RunDirectory, audience: Audience, device: torch.device) -> Report:
+    """Learn all stages, evaluate after each, and leave everything in the run directory."""
+    try:
+        report = _learn_all(resolved, directory, audience, device)
+    except KeyboardInterrupt:
+        directory.set_status("interrupted")
+        raise
+    except Exception as error:
+        directory.set_status("failed", error=str(error))
+        directory.append("log.txt", f"error: {error}" if isinstance(error, CcfaError) else traceback.format_exc())
+        raise
+    directory.set_status("finished")
+    return report
+
+
+def _learn_all(resolved: Resolved, directory: RunDirectory, audience: Audience, device: torch.device) -> Report:
+    experiment = resolved.experiment
+    learner = Learner(
+        resolved.method,
+        resolved.train,
+        seed=experiment.seed,
+        batch_seed=experiment.batch_seed,
+        device=device,
+        observer=Recorder(directory, audience),
+    )
+    test = resolved.test.to(device)
+    evaluations = Evaluations()
+    rows: list[dict[str, Any]] = []
+    began = time.monotonic()
+    for stage in resolved.stages:
+        started = time.monotonic()
+        learner.learn(stage)
+        seen = test.subset(test.rows(0, stage.num_seen))
+        evaluations.add(learner, seen, stage)
+        seconds = time.monotonic() - started
+        rows.append({**evaluations.row(stage), "exemplars": len(learner.memory), "seconds": round(seconds, 2)})
+        report = evaluations.report(directory, time.monotonic() - began, len(rows) == len(resolved.stages))
+        directory.write_predictions(stage.index, evaluations.arrays())
+        directory.write_network(stage.index, learner.network)
+        directory.write_rows("stages.csv", rows)
+        directory.write_rows("accuracy_matrix.csv", _matrix_table(report))
+        write_atomically(directory.path / "report.json", report.to_json())
+        directory.set_status("running", stages_done=len(rows), num_stages=len(resolved.stages))
+        directory.append("log.txt", json.dumps(rows[-1]))
+        audience.on_stage(stage, rows[-1])
+    return report
+
+
+class Evaluations:
+    """The predictions after each stage so far, and what they amount to."""
+
+    def __init__(self) -> None:
+        self.num_seen: list[int] = []
+        self.labels: list[NDArray[np.int64]] = []
+        self.by_logits: list[NDArray[np.int64]] = []
+        self.by_nearest_mean: list[NDArray[np.int64]] = []
+
+    def add(self, learner: Learner, test: ImageSet, stage: Stage) -> None:
+        """Predict the test images of all seen classes."""
+        self.num_seen.append(stage.num_seen)
+        self.labels.append(test.labels.cpu().numpy())
+        self.by_logits.append(learner.predict(test.images).cpu().numpy())
+        if len(learner.memory):
+            self.by_nearest_mean.append(learner.predict_by_nearest_mean(test.images).cpu().numpy())
+
+    def arrays(self) -> dict[str, NDArray[np.int64]]:
+        """The last stage's labels and predictions."""
+        arrays = {"labels": self.labels[-1], "by_logits": self.by_logits[-1]}
+        return arrays | ({"by_nearest_mean": self.by_nearest_mean[-1]} if self.by_nearest_mean else {})
+
+    def row(self, stage: Stage) -> dict[str, Any]:
+        """The last stage's line of stages.csv, accuracies as fractions."""
+        labels, predictions = self.labels[-1], self.by_logits[-1]
+        old = labels < stage.num_old
+        return {
+            "stage": stage.index,
+            "num_seen": stage.num_seen,
+            "accuracy": accuracy(predictions, labels),
+            "new_accuracy": accuracy(predictions[~old], labels[~old]),
+            "old_accuracy": accuracy(predictions[old], labels[old]) if stage.num_old else None,
+            "nearest_mean_accuracy": (accuracy(self.by_nearest_mean[-1], labels) if self.by_nearest_mean else None),
+        }
+
+    def report(self, directory: RunDirectory, seconds: float, finished: bool) -> Report:
+        """Everything so far as a report."""
+        nearest = self.by_nearest_mean
+        return Report(
+            name=directory.path.name,
+            config=directory.read_json("config.json"),
+            num_seen=self.num_seen,
+            overall=overall_accuracies(self.by_logits, self.labels).tolist(),
+            accuracy_matrix=matrix_rows(accuracy_matrix(self.by_logits, self.labels, self.num_seen)),
+            metrics=summary(self.by_logits, self.labels, self.num_seen),
+            metrics_by_nearest_mean=summary(nearest, self.labels, self.num_seen) if nearest else None,
+            overall_by_nearest_mean=overall_accuracies(nearest, self.labels).tolist() if nearest else None,
+            environment=directory.read_json("environment.json"),
+            seconds=seconds,
+            finished=finished,
+        )
+
+
+def _matrix_table(report: Report) -> list[dict[str, Any]]:
+    """The accuracy matrix with a heading: a row a stage, a column for the classes of each stage."""
+    columns = [f"classes_of_stage_{index}" for index in range(len(report.num_seen))]
+    return [
+        {"after_stage": index, **dict(zip(columns, row, strict=True))}
+        for index, row in enumerate(report.accuracy_matrix)
+    ]

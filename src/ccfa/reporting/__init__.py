@@ -1,0 +1,1 @@
+"""What people look at: the terminal display of a run, and tables of results."""

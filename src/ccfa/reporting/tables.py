@@ -1,0 +1,94 @@
+"""Results as tables for the terminal."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from ccfa.augmentation import CCFA
+from ccfa.data import DATASETS, order_names
+from ccfa.evaluation import DEFINITIONS, Report
+from ccfa.experiments.options import schema
+from ccfa.experiments.presets import SCENARIOS
+from ccfa.methods import METHODS
+from ccfa.models import BACKBONES
+
+COLUMNS = {
+    "average_incremental_accuracy": "average",
+    "last_accuracy": "last",
+    "new_class_accuracy": "new",
+    "old_class_accuracy": "old",
+    "forgetting_max_minus_last": "forgetting (max-last)",
+}
+
+
+def metrics_table(report: Report) -> Table:
+    """Every metric of a run with its definition, by logits and by nearest mean."""
+    table = Table("metric", "by logits", "by nearest mean", "definition", title=report.name, title_justify="left")
+    for name, definition in DEFINITIONS.items():
+        nearest = report.metrics_by_nearest_mean
+        table.add_row(name, percent(report.metrics[name]), percent(nearest[name]) if nearest else "-", definition)
+    return table
+
+
+def comparison_table(runs: Sequence[tuple[Path, Report]]) -> Table:
+    """Runs side by side, a line each."""
+    table = Table("run", *COLUMNS.values(), "time", title="percent, by logits", title_justify="left")
+    for path, report in runs:
+        values = [percent(report.metrics[name]) for name in COLUMNS]
+        table.add_row(str(path), *values, f"{report.seconds:.0f} s", style=None if report.finished else "dim")
+    return table
+
+
+def definitions() -> list[str]:
+    """What each column of the comparison means."""
+    return [f"{heading}: {DEFINITIONS[name]}" for name, heading in COLUMNS.items()]
+
+
+def percent(value: float) -> str:
+    """A fraction as a percentage; a dash where the metric has no value."""
+    return "-" if value != value else f"{100 * value:.2f}"
+
+
+def catalogue(what: str) -> list[Table]:
+    """What there is to choose from, of one kind."""
+    if what == "methods":
+        return [_methods()]
+    if what == "options":
+        factories: dict[str, Callable[..., Any]] = {**METHODS, "ccfa": CCFA}
+        return [_options(name, function) for name, function in factories.items()]
+    names: dict[str, Mapping[str, str]] = {
+        "datasets": {**DATASETS, "PATH": "an image folder: train/<class>/ and test/<class>/, or <class>/"},
+        "scenarios": SCENARIOS,
+        "orders": order_names(),
+        "backbones": {name: str(builder) for name, builder in BACKBONES.items()},
+    }
+    table = Table(what, "what it is")
+    for name, meaning in names[what].items():
+        table.add_row(name, meaning)
+    return [table]
+
+
+def _methods() -> Table:
+    table = Table("method", "what it is", "memory")
+    for name, function in METHODS.items():
+        method = function()
+        per_class = method.memory.per_class or 0
+        memory = "none" if not per_class else f"{per_class} per class" if per_class < 2**31 else "every image"
+        table.add_row(name, _first_line(function), memory)
+    return table
+
+
+def _options(name: str, function: Callable[..., Any]) -> Table:
+    table = Table("option", "type", "default", title=name, title_justify="left")
+    parameters = inspect.signature(function).parameters
+    for option, kind in schema(function).items():
+        default = parameters[option].default if option in parameters else "as finetune"
+        table.add_row(option, inspect.formatannotation(kind), str(default))
+    return table
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    return (inspect.getdoc(function) or "").split("\n")[0]

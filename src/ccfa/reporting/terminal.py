@@ -1,0 +1,106 @@
+"""A run as the terminal shows it: one live line on a screen, plain lines everywhere else."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+from torch import Tensor
+
+from ccfa.data import Stage
+from ccfa.experiments.experiment import Resolved
+from ccfa.learning import Progress
+from ccfa.methods.method import RowSelector
+from ccfa.methods.parts import balanced_exemplars, new_and_exemplars
+
+SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_REDRAWS = 0.1
+
+
+class Display:
+    """Stage, phase, epoch, speed and time left; after each stage one permanent line."""
+
+    def __init__(self, resolved: Resolved, console: Console) -> None:
+        self.console = console
+        self.num_stages = len(resolved.stages)
+        self.total = planned_images(resolved)
+        self.done = 0
+        self.accuracies: list[float] = []
+        self.began = time.monotonic()
+        self.last_shown = self.began
+        self.live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> "Display":
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live:
+            self.live.stop()
+
+    def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
+        """Redraw now and then."""
+        self.done += progress.batch_size
+        pause = SECONDS_BETWEEN_REDRAWS if self.live else SECONDS_BETWEEN_LINES
+        if time.monotonic() - self.last_shown >= pause:
+            self._show(progress)
+
+    def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
+        """A line at the end of each phase, also where nobody looks live."""
+        if not self.live and progress.epoch == progress.num_epochs - 1:
+            self._show(progress, f" · loss {losses['loss']:.3f}")
+
+    def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
+        """The stage's result, for good."""
+        self.accuracies.append(result["accuracy"])
+        parts = [
+            f"stage {stage.index + 1}/{self.num_stages}",
+            f"{stage.num_seen} classes",
+            f"accuracy {result['accuracy']:.2%}",
+        ]
+        if result["old_accuracy"] is not None:
+            parts.append(f"(old {result['old_accuracy']:.2%}, new {result['new_accuracy']:.2%})")
+        if result["nearest_mean_accuracy"] is not None:
+            parts.append(f"nearest mean {result['nearest_mean_accuracy']:.2%}")
+        parts.append(f"{result['seconds']:.1f} s")
+        self.console.print(Text("  ".join(parts)), highlight=False)
+
+    def _show(self, progress: Progress, extra: str = "") -> None:
+        self.last_shown = time.monotonic()
+        rate = self.done / max(self.last_shown - self.began, 1e-9)
+        left = max(self.total - self.done, 0) / max(rate, 1e-9)
+        line = (
+            f"stage {progress.stage.index + 1}/{self.num_stages} · {progress.phase} · "
+            f"epoch {progress.epoch + 1}/{progress.num_epochs} · {rate:,.0f} images/s · {duration(left)} left{extra}"
+        )
+        if self.live:
+            earlier = " ".join(f"{accuracy:.1%}" for accuracy in self.accuracies[-5:])
+            self.live.update(Text(line + (f" · accuracies {earlier}" if earlier else "")), refresh=True)
+        else:
+            self.console.print(Text(line), highlight=False, soft_wrap=True)
+
+
+def planned_images(resolved: Resolved) -> int:
+    """How many images the whole run will train on, counted with repetition."""
+    sizes = resolved.train.labels.bincount(minlength=resolved.train.num_classes).tolist()
+    budget = resolved.method.memory
+    total = 0
+    for stage in resolved.stages:
+        new = sum(sizes[stage.num_old : stage.num_seen])
+        old_quota, quota = budget.quota(max(stage.num_old, 1)), budget.quota(stage.num_seen)
+        rows: dict[RowSelector, int] = {
+            new_and_exemplars: new + sum(min(size, old_quota) for size in sizes[: stage.num_old]),
+            balanced_exemplars: sum(min(size, quota) for size in sizes[: stage.num_seen]),
+        }
+        for phase in resolved.method.phases(stage):
+            total += phase.epochs * rows.get(phase.rows, new)
+    return total
+
+
+def duration(seconds: float) -> str:
+    """Seconds as h:mm:ss or m:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,124 @@
+"""No operator of a training step may look at the data to decide what to do: no such thing can be captured."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from toys import COMBINATIONS, STAGES, TOY, plugged, tiny, toy_images
+
+import ccfa.learning.learner as loop
+from ccfa.learning import Learner
+
+ON_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+INDEXING = {torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_}
+
+
+class DependsOnData(Exception):
+    """An operator whose shape or answer the host must wait for."""
+
+
+class StaticShapes(TorchDispatchMode):
+    """Refuses operators that depend on data; indexing is refused with masks only."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator, or refuse it."""
+        if func.overloadpacket in INDEXING:
+            refused = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        else:
+            refused = bool(ON_DATA & set(func.tags))
+        if refused:
+            raise DependsOnData(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "depending",
+    [
+        lambda x: x[x > 0],
+        lambda x: x.__setitem__(x > 0, torch.zeros(2)),
+        lambda x: x.sum().item(),
+        lambda x: bool(x.any()),
+        lambda x: float(x[0]),
+        lambda x: x.nonzero(),
+        lambda x: torch.where(x > 0),
+        lambda x: x.masked_select(x > 0),
+        lambda x: x.unique(),
+        lambda x: torch.arange(3).repeat_interleave(torch.tensor([1, 2, 1])),
+        lambda x: torch.equal(x, x),
+    ],
+)
+def test_the_guard_catches(depending):
+    x = torch.tensor([1.0, -1.0, 2.0])
+    depending(x.clone())
+    with StaticShapes(), pytest.raises(DependsOnData):
+        depending(x)
+
+
+def test_the_guard_catches_in_the_backward_pass_too():
+    class Peeking(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * gradient.max().item()
+
+    x = torch.ones(3, requires_grad=True)
+    with StaticShapes(), pytest.raises(DependsOnData):
+        Peeking.apply(x).sum().backward()
+
+
+def test_the_guard_lets_fixed_shapes_pass():
+    x = torch.arange(6.0).reshape(2, 3)
+    with StaticShapes():
+        rows = x[torch.tensor([1, 0, 1])]
+        masked = torch.where(x > 2, x, 0.0).masked_fill(x > 4, -1.0)
+    assert rows.tolist() == [[3, 4, 5], [0, 1, 2], [3, 4, 5]]
+    assert masked.tolist() == [[0, 0, 0], [3, 4, -1]]
+
+
+def guarded_stages(method: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, str]]:
+    """Learn two stages with every step guarded; how many steps of which stage and phase were."""
+    learner = Learner(method, toy_images())
+    losses_of, descend, steps = learner._losses, loop.descend, Counter[tuple[int, str]]()
+
+    def guarded_losses(rows, phase, generator):
+        with StaticShapes():
+            losses = losses_of(rows, phase, generator)
+        steps[learner.stage.index, phase.name] += 1
+        return losses
+
+    def guarded_descend(*arguments):
+        with StaticShapes():
+            descend(*arguments)
+
+    monkeypatch.setattr(learner, "_losses", guarded_losses)
+    monkeypatch.setattr(loop, "descend", guarded_descend)
+    for stage in STAGES[:2]:
+        learner.learn(stage)
+    return steps
+
+
+@pytest.mark.parametrize(("name", "augmentation"), COMBINATIONS)
+def test_every_step_has_static_shapes(name, augmentation, monkeypatch):
+    method = plugged(tiny(name, epochs=1), augmentation)
+    steps = guarded_stages(method, monkeypatch)
+    expected = {(stage.index, phase.name) for stage in STAGES[:2] for phase in method.phases(stage)}
+    assert set(steps) == expected
+
+
+@pytest.mark.parametrize("options", [{"nca": "paper"}, {"pod": "paper"}])
+def test_the_paper_s_formulas_have_static_shapes(options, monkeypatch):
+    method = plugged(tiny("podnet", epochs=1, **options), "ccfa")
+    assert (1, "balanced") in guarded_stages(method, monkeypatch)
+
+
+def test_transforms_have_static_shapes():
+    with StaticShapes():
+        images = TOY.train(toy_images().images, torch.Generator().manual_seed(0))
+    assert images.shape == (72, 3, 8, 8)
