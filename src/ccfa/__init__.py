@@ -1,3 +1,52 @@
 """Class-incremental learning with Cross-Class Feature Augmentation."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ccfa.augmentation import CCFA, FeatureAugmentation, Samples, cross_class_features
+    from ccfa.data import ImageSet, Stage, load, split
+    from ccfa.experiments import build_method
+    from ccfa.learning import Learner
+    from ccfa.methods import METHODS, Method, with_augmentation
+
 __version__ = "0.1.0"
+
+_HOME = {
+    "CCFA": "augmentation",
+    "FeatureAugmentation": "augmentation",
+    "ImageSet": "data",
+    "Learner": "learning",
+    "METHODS": "methods",
+    "Method": "methods",
+    "Samples": "augmentation",
+    "Stage": "data",
+    "build_method": "experiments",
+    "cross_class_features": "augmentation",
+    "load": "data",
+    "split": "data",
+    "with_augmentation": "methods",
+}
+
+__all__ = [
+    "CCFA",
+    "METHODS",
+    "FeatureAugmentation",
+    "ImageSet",
+    "Learner",
+    "Method",
+    "Samples",
+    "Stage",
+    "build_method",
+    "cross_class_features",
+    "load",
+    "split",
+    "with_augmentation",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The names are looked up when they are used, so that `import ccfa` and `ccfa --help` do not wait for torch.
+    if name in _HOME:
+        return getattr(import_module(f"ccfa.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'ccfa' has no attribute {name!r}")

@@ -1,5 +1,6 @@
 """The command line: parse, call, print."""
 
+import io
 import signal
 import sys
 from dataclasses import dataclass
@@ -90,6 +91,8 @@ Verb = (
 def main() -> None:
     """Run the command line and exit with the code that says how it went."""
     signal.signal(signal.SIGTERM, _terminate)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII, a file name that is not text
     verb = tyro.cli(
         Verb,
         prog="ccfa",
@@ -98,7 +101,7 @@ def main() -> None:
     )
     from rich.console import Console
 
-    console = Console(soft_wrap=not sys.stdout.isatty())
+    console = Console(markup=False, highlight=False)
     try:
         match verb:
             case Run():
@@ -121,6 +124,7 @@ def main() -> None:
 
 
 def _terminate(number: int, frame: object) -> None:
+    print("Stopped.", file=sys.stderr)
     raise SystemExit(128 + number)
 
 
@@ -149,16 +153,16 @@ def _run(verb: Run, console: "Console") -> None:
     resolved = resolve(experiment, verb.data_dir)
     path = verb.out or Path("runs") / experiment.name
     if verb.reuse and (report := RunDirectory.finished(path, resolved.config)):
-        console.print(f"{path} holds this experiment already:")
+        console.print(f"{path} holds this experiment already:", soft_wrap=True)
     else:
         directory = RunDirectory.create(path, resolved.config, environment(describe_device(device)))
         for note in resolved.notes:
-            console.print(f"note: {note}")
-        console.print(f"{resolved.headline} on {describe_device(device)}")
+            console.print(f"note: {note}", soft_wrap=True)
+        console.print(f"{resolved.headline} on {describe_device(device)}", soft_wrap=True)
         with Display(resolved, console) as display:
             report = run(resolved, directory, display, device)
     console.print(metrics_table(report))
-    console.print(f"Run directory: {path}")
+    console.print(f"Run directory: {path}", soft_wrap=True)
 
 
 def _options(texts: tuple[str, ...]) -> dict[str, str]:
@@ -182,7 +186,7 @@ def _compare(verb: Compare, console: "Console") -> None:
         raise UsageError("Name at least one run directory, e.g. ccfa compare runs/*")
     console.print(comparison_table([(path, RunDirectory(path).report()) for path in verb.runs]))
     for line in definitions():
-        console.print(line, style="dim", highlight=False)
+        console.print(line, style="dim")
 
 
 def _list(verb: List, console: "Console") -> None:
@@ -196,4 +200,8 @@ def _doctor(verb: Doctor, console: "Console") -> None:
     from ccfa.reporting.doctor import findings
 
     for line in findings(verb.data_dir):
-        console.print(line, highlight=False)
+        console.print(line, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

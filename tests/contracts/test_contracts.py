@@ -7,7 +7,12 @@ from functools import cache, partial
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from ccfa.data import Stage, split
+from ccfa.errors import UsageError
+from ccfa.learning import Learner
+from ccfa.methods import METHODS, Budget, Method
 from toys import (
     COMBINATIONS,
     EVERY_PAIR,
@@ -21,11 +26,6 @@ from toys import (
     tiny,
     toy_images,
 )
-
-from ccfa.data import Stage, split
-from ccfa.errors import UsageError
-from ccfa.learning import Learner
-from ccfa.methods import METHODS, Budget, Method
 
 TRAIN = toy_images()
 TEST = toy_images(seed=1, per_class=5)
@@ -76,7 +76,9 @@ def usual_run(name: str, augmentation: str, memory: Budget = PER_CLASS) -> Run:
 
 
 def weights(learner: Learner) -> dict[str, Tensor]:
-    return learner.network.state_dict() | {f"terms.{k}": v for k, v in learner.terms.state_dict().items()}
+    return learner.network.state_dict() | {
+        f"terms.{k}": v for k, v in nn.ModuleList(learner.terms).state_dict().items()
+    }
 
 
 def same(first: Run, second: Run) -> bool:

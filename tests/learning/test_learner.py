@@ -3,15 +3,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from toys import STAGES, TOY, Only, Recorder, begun, learned, rows_of, tiny, toy_images
 
 import ccfa.learning.learner as loop
 from ccfa.augmentation import CCFA
 from ccfa.data import Stage, Transforms
-from ccfa.errors import DivergedError, UsageError
+from ccfa.errors import CcfaError, DivergedError, UsageError
 from ccfa.learning import Learner
 from ccfa.methods import Budget, with_augmentation
 from ccfa.methods.selection import herd
+from toys import STAGES, TOY, Recorder, begun, learned, rows_of, tiny, toy_images
 
 TEST = toy_images(seed=1, per_class=5)
 
@@ -222,14 +222,24 @@ def test_batch_norm_is_left_alone_where_the_phase_says_so():
     assert len(moved(train_batch_norm=True)) == 3 * 7  # mean, variance, count of each of small's batch norms
 
 
-def test_a_phase_left_out_is_not_run():
-    recorder = Recorder()
-    method = tiny("podnet")
-    learned(replace(method, phases=Only(method.phases, ("balanced",))), 2, observer=recorder)
-    assert {progress.phase for progress, _ in recorder.batches} == {"balanced"}
-
-
 def test_transforms_for_other_channels_are_refused():
     method = replace(tiny("finetune"), transforms=Transforms((0.5,), (0.5,)))
     with pytest.raises(UsageError, match="3 channels"):
         Learner(method, toy_images()).learn(STAGES[0])
+
+
+def test_no_images_have_no_predictions():
+    predicted = learned(tiny("podnet"), 1).predict(TEST.images[:0])
+    assert predicted.shape == (0,)
+    assert predicted.dtype == torch.int64
+
+
+def test_there_is_nothing_to_predict_before_the_first_stage():
+    with pytest.raises(UsageError, match="learn"):
+        Learner(tiny("podnet"), toy_images()).predict(TEST.images)
+
+
+def test_a_stage_must_have_training_images():
+    learner = learned(tiny("replay"))
+    with pytest.raises(CcfaError, match="6"):
+        learner.learn(Stage(3, 6, 8))

@@ -1,10 +1,11 @@
 import pytest
 import torch
-from toys import rows_of
 
+from ccfa.errors import UsageError
 from ccfa.learning.memory import ExemplarMemory, joined
 from ccfa.methods import Budget
 from ccfa.methods.method import EVERYTHING, NOTHING
+from toys import rows_of
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,12 @@ def test_quota(budget, num_seen, expected):
 
 def test_everything_is_more_than_any_class_has():
     assert EVERYTHING.quota(1000) > 1_281_167
+
+
+@pytest.mark.parametrize("options", [{"per_class": -1}, {"total": -1}])
+def test_a_budget_is_never_negative(options):
+    with pytest.raises(UsageError, match="-1"):
+        Budget(**options)
 
 
 def classes(*sizes: int, first: int = 0) -> list[torch.Tensor]:

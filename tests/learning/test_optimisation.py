@@ -72,7 +72,7 @@ def test_the_published_cosine_in_numbers():
     expected = 0.1 * (1 + np.cos(np.pi * np.maximum(np.arange(160) - 1, 0) / 160)) / 2
     np.testing.assert_allclose(rates, expected, rtol=1e-12)
     assert rates[:3] == pytest.approx([0.1, 0.1, 0.1 * (1 + math.cos(math.pi / 160)) / 2])
-    assert rates[159] == pytest.approx(3.85e-5, rel=1e-3)
+    assert rates[159] == pytest.approx(3.85e-5, abs=5e-8)
 
 
 def test_the_rate_follows_the_length_of_the_phase():

@@ -12,6 +12,7 @@ from ccfa.errors import UsageError, unknown
 from ccfa.experiments.options import decode_options, describe, plain
 from ccfa.experiments.presets import DEFAULT_ORDER, default_scenario, preset
 from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_memory
+from ccfa.methods.method import EVERYTHING
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Experiment:
             "m": self.memory,
             "total": self.memory_total,
             "val": self.validation or None,
+            "size": self.image_size if self.image_size != 64 else None,
             "seed": self.seed,
             "batches": self.batch_seed,
         }
@@ -103,6 +105,8 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     order = datasets.class_order(order_name, train.num_classes, experiment.data)
     scenario = experiment.scenario or default_scenario(experiment.data, train.num_classes)
     stages = datasets.parse_scenario(scenario, train.num_classes)
+    if any(phase.batch_size < 1 for stage in stages for phase in method.phases(stage)):
+        raise UsageError("The batch size must be at least 1 image.")
     smallest = int(train.labels.bincount().min())
     if experiment.memory is not None and experiment.memory > smallest:
         raise UsageError(
@@ -115,7 +119,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
             f"classes. Use --memory-total {train.num_classes} or more."
         )
     wanted = method.memory.quota(train.num_classes)
-    if method.needs_memory and wanted > smallest:
+    if method.memory != EVERYTHING and wanted > smallest:
         notes.append(f"The smallest class has {smallest} images, fewer than {wanted}: all of them are kept.")
     return Resolved(experiment, method, train.reorder(order), test.reorder(order), stages, order, tuple(notes))
 
@@ -135,6 +139,8 @@ def experiment_method(experiment: Experiment) -> Method:
         if min(experiment.memory or 0, experiment.memory_total or 0) < 0:
             raise UsageError("The memory cannot be negative.")
         method = with_memory(method, Budget(experiment.memory, experiment.memory_total))
+    elif method.needs_memory:
+        method = with_memory(method, method.memory)  # refuses a memory of 0 that came as an option
     if experiment.ccfa:
         method = with_augmentation(method, CCFA(**decode_options(plug_in, CCFA, "ccfa")))
     elif plug_in:

@@ -76,7 +76,7 @@ def _number(text: str, kind: type[int] | type[float]) -> float:
         value = kind(text)
     except ValueError:
         raise ValueError(f"expected {'a whole number' if kind is int else 'a number'}, got {text!r}") from None
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value < math.inf:
         raise ValueError(f"expected a finite number of at least 0, got {text!r}")
     return value
 

@@ -110,8 +110,11 @@ class RunDirectory:
 
     def append(self, name: str, line: str) -> None:
         """Add a line to a log."""
-        with open(self.path / name, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        try:
+            with open(self.path / name, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise ResourceError(f"Could not add to {self.path / name}: {error.strerror}.") from error
 
     def write_rows(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Write a CSV file."""
@@ -149,17 +152,14 @@ def environment(device: str) -> dict[str, Any]:
 
 def _commit() -> str:
     """The commit of the source, where the package runs from a checkout; `+` marks uncommitted changes."""
-    command = [
-        "git",
-        "-C",
-        str(Path(__file__).parent),
-        "describe",
-        "--always",
-        "--abbrev=12",
-        "--dirty=+",
-        "--exclude=*",
-    ]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        # Installed inside somebody else's checkout, this file is not tracked, and their commit says nothing about us.
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
+        return _git("describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

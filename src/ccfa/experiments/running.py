@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ccfa.data import ImageSet, Stage
-from ccfa.errors import CcfaError
+from ccfa.errors import CcfaError, DivergedError
 from ccfa.evaluation import (
     Report,
     accuracy,
@@ -62,7 +62,7 @@ def run(resolved: Resolved, directory: RunDirectory, audience: Audience, device:
     """Learn all stages, evaluate after each, and leave everything in the run directory."""
     try:
         report = _learn_all(resolved, directory, audience, device)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # Ctrl-C, and how the command line ends on SIGTERM
         directory.set_status("interrupted")
         raise
     except Exception as error:
@@ -90,6 +90,7 @@ def _learn_all(resolved: Resolved, directory: RunDirectory, audience: Audience, 
     for stage in resolved.stages:
         started = time.monotonic()
         learner.learn(stage)
+        _require_finite(learner.network, stage)
         seen = test.subset(test.rows(0, stage.num_seen))
         evaluations.add(learner, seen, stage)
         seconds = time.monotonic() - started
@@ -104,6 +105,16 @@ def _learn_all(resolved: Resolved, directory: RunDirectory, audience: Audience, 
         directory.append("log.txt", json.dumps(rows[-1]))
         audience.on_stage(stage, rows[-1])
     return report
+
+
+def _require_finite(network: torch.nn.Module, stage: Stage) -> None:
+    """The last step of a stage can break the weights unseen: no loss is computed after it."""
+    broken = [name for name, tensor in network.state_dict().items() if not tensor.isfinite().all()]
+    if broken:
+        raise DivergedError(
+            f"After stage {stage.index} the weights {broken[0]} are no longer finite numbers; "
+            f"the stage is not kept. Try a smaller learning rate."
+        )
 
 
 class Evaluations:

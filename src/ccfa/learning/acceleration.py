@@ -1,11 +1,121 @@
-"""The one file that knows CUDA: which device, and what to say when it is missing or full."""
+"""The one file that knows CUDA: devices, precision, compilation, and a step as one CUDA graph.
 
-from collections.abc import Iterator
+Nothing here changes what is computed, up to the rounding of the chosen precision.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from torch import Generator, Tensor, nn, optim
 
 from ccfa.errors import ResourceError, UsageError
+from ccfa.models import Backbone, Features, Network
+
+Precision = Literal["float32", "tf32", "bf16"]
+Losses = dict[str, Tensor]
+StepFunction = Callable[[Tensor], Losses]
+
+WARM_UP_STEPS = 2  # lets cuDNN and the allocator settle before a capture
+_CAPTURE = threading.Lock()  # a capture must not meet another thread's
+
+
+@dataclass(frozen=True)
+class Acceleration:
+    """How a step runs: precision, a compiled backbone, the whole step as one graph."""
+
+    precision: Precision = "float32"
+    compile: bool = False
+    graph: bool = False
+
+    @classmethod
+    def for_device(
+        cls, device: torch.device, precision: Precision | None = None, compile: bool = True, graph: bool = True
+    ) -> "Acceleration":
+        """Everything on a GPU (bf16 unless asked otherwise); nothing on a CPU, where it does not pay."""
+        if device.type == "cuda":
+            return cls(precision or "bf16", compile, graph)
+        if precision not in (None, "float32"):
+            raise UsageError(f"--precision {precision} needs a GPU; on a CPU everything is float32.")
+        return cls()
+
+    def place(self, network: Network, device: torch.device) -> Network:
+        """The network on its device, in the memory layout that is fast there."""
+        if device.type == "cuda":
+            for parameter in network.backbone.parameters():
+                if parameter.dim() == 4:
+                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        return network.to(device)
+
+    def features(self, backbone: Backbone, images: Tensor) -> Features:
+        """A training step's features: maps in the working precision, the embedding in float32."""
+        if images.is_cuda:
+            images = images.contiguous(memory_format=torch.channels_last)
+        forward = _compiled_forward() if self.compile else _forward
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            features = forward(backbone, images)
+        return Features(features.maps, features.embedding.float())
+
+    def prepare(
+        self, step: StepFunction, batch: Tensor, network: nn.Module, optimiser: optim.Optimizer, generator: Generator
+    ) -> StepFunction:
+        """The step as it will be run, many times on batches of one shape."""
+        if batch.is_cuda:
+            allowed = self.precision != "float32"
+            torch.backends.cuda.matmul.allow_tf32 = allowed
+            torch.backends.cudnn.allow_tf32 = allowed
+        rates_can_change = all(isinstance(group["lr"], Tensor) for group in optimiser.param_groups)
+        if self.graph and rates_can_change:
+            return _captured(step, batch, network, optimiser, generator)
+        return step
+
+
+def _forward(backbone: Backbone, images: Tensor) -> Features:
+    features: Features = backbone(images)
+    return features
+
+
+@functools.cache
+def _compiled_forward() -> Callable[[Backbone, Tensor], Features]:
+    """Compiled as a function of the backbone, so that one compilation serves every stage's network."""
+    return torch.compile(_forward, dynamic=False)
+
+
+def _captured(
+    step: StepFunction, batch: Tensor, network: nn.Module, optimiser: optim.Optimizer, generator: Generator
+) -> StepFunction:
+    """The step recorded as a CUDA graph, with network and optimiser left as they were."""
+    rows = batch.clone()
+    state = [*network.parameters(), *network.buffers()]
+    with _CAPTURE, torch.no_grad():
+        kept = [tensor.clone() for tensor in state]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), torch.enable_grad():
+            for _ in range(WARM_UP_STEPS):
+                step(rows)
+        torch.cuda.current_stream().wait_stream(side)
+        for tensor, value in zip(state, kept, strict=True):
+            tensor.copy_(value)
+        for values in optimiser.state.values():  # momentum of zero is what a fresh optimiser starts from
+            for value in values.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(generator)
+        with torch.enable_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            losses = step(rows)
+
+    def replay(batch: Tensor) -> Losses:
+        rows.copy_(batch)
+        graph.replay()
+        return losses
+
+    return replay
 
 
 def pick_device(name: str) -> torch.device:

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from ccfa.augmentation import Samples, classification_loss
 from ccfa.data import ImageSet, Stage
 from ccfa.errors import DivergedError, UsageError
-from ccfa.learning.acceleration import memory_errors_explained
-from ccfa.learning.batches import batches, named_generator, num_batches
+from ccfa.learning.acceleration import Acceleration, memory_errors_explained
+from ccfa.learning.batches import batches, named_generator, seed_of
 from ccfa.learning.memory import ExemplarMemory, joined
 from ccfa.learning.optimisation import descend, set_learning_rate
 from ccfa.learning.progress import Observer, Progress, Unobserved
@@ -38,6 +38,7 @@ class Learner:
         batch_seed: int | None = None,
         device: torch.device | str = "cpu",
         observer: Observer | None = None,
+        acceleration: Acceleration | None = None,
     ) -> None:
         self.method = method
         self.device = torch.device(device)
@@ -45,6 +46,7 @@ class Learner:
         self.seed = seed
         self.batch_seed = seed if batch_seed is None else batch_seed
         self.observer: Observer = observer or Unobserved()
+        self.acceleration = acceleration or Acceleration.for_device(self.device)
         self.memory = ExemplarMemory(method.memory)
         self.terms = [term().to(self.device) for term in method.terms]
         self.previous: Network | None = None
@@ -70,28 +72,36 @@ class Learner:
         rows = phase.rows(self)
         parameters = [p for p in phase.parameters(self.network) if p.numel()]
         optimiser = phase.optimiser(parameters, phase.lr, phase.weight_decay)
+        draws = self.generator("augmentation", index)
         self.network.train()
         self.network.backbone.train(phase.train_batch_norm)
-        count = num_batches(len(rows), phase.batch_size)
+
+        def step(batch: Tensor) -> dict[str, Tensor]:
+            losses = self._losses(batch, phase, draws)
+            descend(losses["loss"], optimiser, parameters, phase.clip_value)
+            return {name: loss.detach() for name, loss in losses.items()}
+
         size = min(phase.batch_size, len(rows))
+        with memory_errors_explained(size):
+            run_step = self.acceleration.prepare(step, rows[:size], self.network, optimiser, draws)
         for epoch in range(phase.epochs):
             began = time.monotonic()
             lr = set_learning_rate(optimiser, phase, epoch)
-            generator = self.generator("batches", index, epoch)
+            draws.manual_seed(seed_of(self.batch_seed, self.stage.index, "augmentation", index, epoch))
+            order = batches(rows, phase.batch_size, self.generator("batches", index, epoch))
             totals: dict[str, Tensor] = {}
-            for batch, chosen in enumerate(batches(rows, phase.batch_size, generator)):
+            for number, batch in enumerate(order):
                 with memory_errors_explained(size):
-                    losses = self._losses(chosen, phase, generator)
-                    descend(losses["loss"], optimiser, parameters, phase.clip_value)
-                losses = {name: loss.detach() for name, loss in losses.items()}
+                    losses = run_step(batch)
                 totals = {name: totals.get(name, 0) + loss for name, loss in losses.items()}
-                progress = Progress(self.stage, phase.name, epoch, phase.epochs, batch, count, size)
+                progress = Progress(self.stage, phase.name, epoch, phase.epochs, number, len(order), size)
                 self.observer.on_batch(progress, losses)
-            means = {name: float(total) / count for name, total in totals.items()}
+            means = {name: float(total) / len(order) for name, total in totals.items()}
             if not math.isfinite(means["loss"]):
                 raise DivergedError(
                     f"The loss became {means['loss']} in stage {self.stage.index}, phase {phase.name}, "
-                    f"epoch {epoch} (learning rate {lr:.3g}). Try a smaller learning rate, e.g. --set lr={phase.lr / 2:g}."
+                    f"epoch {epoch} (learning rate {lr:.3g}). "
+                    f"Try a smaller learning rate, e.g. --set lr={phase.lr / 2:g}."
                 )
             self.observer.on_epoch(progress, means, lr, time.monotonic() - began)
 
@@ -100,7 +110,7 @@ class Learner:
         method, head = self.method, self.network.head
         images = method.transforms.train(self.train.images[rows], generator)
         labels = self.train.labels[rows]
-        features = self.network.backbone(images)
+        features = self.acceleration.features(self.network.backbone, images)
 
         samples = Samples.of(head.embed(features.embedding), labels)
         old_head = self.previous.head if self.previous else None
@@ -111,7 +121,7 @@ class Learner:
 
         if self.previous and self.terms:
             with torch.no_grad():
-                previous_features = self.previous.backbone(images)
+                previous_features = self.acceleration.features(self.previous.backbone, images)
             step = Step(self.stage, labels, head, features, self.previous.head, previous_features)
             losses |= {term.name: term(step) for term in self.terms}
         losses["loss"] = torch.stack(list(losses.values())).sum()
@@ -181,7 +191,7 @@ class Learner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.cpu_generator("backbone").initial_seed())
             backbone = self.method.backbone(self.train.images.shape[1])
-        return Network(backbone, self.method.head(backbone.dim)).to(self.device)
+        return self.acceleration.place(Network(backbone, self.method.head(backbone.dim)), self.device)
 
     def _embed(self, images: Tensor) -> Tensor:
         """Embeddings of uint8 images."""

@@ -9,7 +9,10 @@ def set_learning_rate(optimiser: optim.Optimizer, phase: Phase, epoch: int) -> f
     """Put the epoch's learning rate into the optimiser."""
     lr = phase.lr * phase.schedule(epoch, phase.epochs)
     for group in optimiser.param_groups:
-        group["lr"] = lr
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)  # in place: a captured step reads this tensor
+        else:
+            group["lr"] = lr
     return lr
 
 

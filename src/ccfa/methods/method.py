@@ -1,7 +1,7 @@
 """What a method is: a value made of parts, and the records its parts pass to each other."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -70,7 +70,7 @@ class Term(nn.Module, ABC):
         """Refresh what the term remembers, after a stage."""
 
 
-Optimiser = Callable[[Iterable[nn.Parameter], float, float], optim.Optimizer]
+Optimiser = Callable[[Sequence[nn.Parameter], float, float], optim.Optimizer]
 Schedule = Callable[[int, int], float]
 RowSelector = Callable[[LearnerView], Tensor]
 ParameterSelector = Callable[[Network], list[nn.Parameter]]

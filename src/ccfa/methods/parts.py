@@ -1,7 +1,7 @@
 """Parts that methods share: row and parameter selectors, schedules, optimisers, preparations."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,9 +39,11 @@ def class_blocks(network: Network) -> list[nn.Parameter]:
     return [network.head.old, network.head.new]
 
 
-def sgd(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> optim.Optimizer:
+def sgd(parameters: Sequence[nn.Parameter], lr: float, weight_decay: float) -> optim.Optimizer:
     """Stochastic gradient descent with momentum 0.9."""
-    return optim.SGD(parameters, lr, momentum=0.9, weight_decay=weight_decay)
+    # The rate is a tensor so that a captured step reads it anew each time.
+    rate = torch.tensor(lr, device=parameters[0].device)
+    return optim.SGD(parameters, rate, momentum=0.9, weight_decay=weight_decay, fused=True)
 
 
 def constant(epoch: int, epochs: int) -> float:

@@ -26,10 +26,15 @@ COLUMNS = {
 
 def metrics_table(report: Report) -> Table:
     """Every metric of a run with its definition, by logits and by nearest mean."""
-    table = Table("metric", "by logits", "by nearest mean", "definition", title=report.name, title_justify="left")
+    table = Table(title=report.name, title_justify="left")
+    table.add_column("percent", no_wrap=True)
+    for heading in ("by logits", "by nearest mean"):
+        table.add_column(heading, justify="right")
+    table.add_column("definition")
     for name, definition in DEFINITIONS.items():
         nearest = report.metrics_by_nearest_mean
-        table.add_row(name, percent(report.metrics[name]), percent(nearest[name]) if nearest else "-", definition)
+        by_mean = percent(nearest[name]) if nearest else "-"
+        table.add_row(name.replace("_", " "), percent(report.metrics[name]), by_mean, definition)
     return table
 
 
@@ -38,7 +43,8 @@ def comparison_table(runs: Sequence[tuple[Path, Report]]) -> Table:
     table = Table("run", *COLUMNS.values(), "time", title="percent, by logits", title_justify="left")
     for path, report in runs:
         values = [percent(report.metrics[name]) for name in COLUMNS]
-        table.add_row(str(path), *values, f"{report.seconds:.0f} s", style=None if report.finished else "dim")
+        name = f"{path}" if report.finished else f"{path} (unfinished)"
+        table.add_row(name, *values, f"{report.seconds:.0f} s", style=None if report.finished else "dim")
     return table
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from ccfa.data import Stage
 from ccfa.experiments.experiment import Resolved
 from ccfa.learning import Progress
+from ccfa.learning.batches import num_batches
 from ccfa.methods.method import RowSelector
 from ccfa.methods.parts import balanced_exemplars, new_and_exemplars
 
@@ -29,7 +30,8 @@ class Display:
         self.accuracies: list[float] = []
         self.began = time.monotonic()
         self.last_shown = self.began
-        self.live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        redraws = console.is_terminal and not console.is_dumb_terminal
+        self.live = Live(console=console, auto_refresh=False, transient=True) if redraws else None
 
     def __enter__(self) -> "Display":
         if self.live:
@@ -65,7 +67,7 @@ class Display:
         if result["nearest_mean_accuracy"] is not None:
             parts.append(f"nearest mean {result['nearest_mean_accuracy']:.2%}")
         parts.append(f"{result['seconds']:.1f} s")
-        self.console.print(Text("  ".join(parts)), highlight=False)
+        self.console.print("  ".join(parts), soft_wrap=True)
 
     def _show(self, progress: Progress, extra: str = "") -> None:
         self.last_shown = time.monotonic()
@@ -79,7 +81,7 @@ class Display:
             earlier = " ".join(f"{accuracy:.1%}" for accuracy in self.accuracies[-5:])
             self.live.update(Text(line + (f" · accuracies {earlier}" if earlier else "")), refresh=True)
         else:
-            self.console.print(Text(line), highlight=False, soft_wrap=True)
+            self.console.print(line, soft_wrap=True)
 
 
 def planned_images(resolved: Resolved) -> int:
@@ -95,7 +97,9 @@ def planned_images(resolved: Resolved) -> int:
             balanced_exemplars: sum(min(size, quota) for size in sizes[: stage.num_seen]),
         }
         for phase in resolved.method.phases(stage):
-            total += phase.epochs * rows.get(phase.rows, new)
+            num_rows = rows.get(phase.rows, new)
+            batch_size = min(phase.batch_size, num_rows)
+            total += phase.epochs * num_batches(num_rows, phase.batch_size) * batch_size
     return total
 
 

@@ -1,0 +1,11 @@
+"""Learn the ten digits stage by stage, with PODNet and CCFA."""
+
+from ccfa import CCFA, Learner, build_method, load, split, with_augmentation
+
+train, test = load("digits")
+learner = Learner(with_augmentation(build_method("podnet", "digits"), CCFA()), train)
+for stage in split(train.num_classes, initial=5, increment=1):
+    learner.learn(stage)
+    seen = test.subset(test.rows(0, stage.num_seen))
+    correct = learner.predict(seen.images) == seen.labels
+    print(f"{stage.num_seen} classes: {correct.float().mean():.1%}")

@@ -1,0 +1,45 @@
+"""A method of your own in one file: replay, plus distillation of the old classes' logits (Learning without Forgetting)."""
+
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ccfa import CCFA, Learner, Method, build_method, load, split, with_augmentation
+from ccfa.methods import Step, Term
+
+
+class LogitDistillation(Term):
+    """KL divergence between the old classes' softened predictions, before and now."""
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__("logit-distillation")
+        self.temperature = temperature
+
+    def forward(self, step: Step) -> Tensor:
+        """The penalty of a batch."""
+        before = step.previous_head(step.previous_head.embed(step.previous_features.embedding))
+        now = step.head(step.head.embed(step.features.embedding))[:, : step.stage.num_old]
+        return F.kl_div(
+            F.log_softmax(now / self.temperature, dim=1),
+            F.log_softmax(before / self.temperature, dim=1),
+            log_target=True,
+            reduction="batchmean",
+        )
+
+
+def replay_without_forgetting(temperature: float = 2.0) -> Method:
+    """Replay with one more term; everything else is a part that exists."""
+    return replace(
+        build_method("replay", "digits"), name="replay+lwf", terms=(partial(LogitDistillation, temperature),)
+    )
+
+
+train, test = load("digits")
+for method in (replay_without_forgetting(), with_augmentation(replay_without_forgetting(), CCFA(count=1))):
+    learner = Learner(method, train)
+    for stage in split(train.num_classes, initial=6, increment=2):
+        learner.learn(stage)
+    correct = learner.predict(test.images) == test.labels
+    print(f"{method.name} with {len(method.feature_augmentations)} augmentations: {correct.float().mean():.1%}")

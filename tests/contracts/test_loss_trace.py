@@ -1,0 +1,128 @@
+"""The first 20 losses of stage 1 of every method, with and without augmentation, as stored in traces.json.
+
+A refactoring leaves them alone. A change that is meant to alter them says so in the changelog and writes the file anew:
+
+    python tests/contracts/test_loss_trace.py --write
+
+The settings are this file's own. Everything runs in double precision, so that CPUs which differ in the last bits agree.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from ccfa.augmentation import CCFA
+from ccfa.data import ImageSet, Stage, Transforms, load_digits_images, split
+from ccfa.learning import Learner
+from ccfa.methods import METHODS, Budget, Method, Phase, with_augmentation, with_memory
+from toys import AUGMENTATIONS, COMBINATIONS, Recorder, has_memory_size
+
+TRACES = Path(__file__).with_name("traces.json")
+NUM_STEPS = 20
+STAGES = split(10, 4, 3)[:2]
+CCFA_FIXED = CCFA(count=2, steps=5, step_size=(2 / 255, 5 / 255))
+
+
+@dataclass(frozen=True)
+class InDouble(Transforms):
+    """Transforms whose images come in double precision."""
+
+    def train(self, images: Tensor, generator: Generator) -> Tensor:
+        """Images as they are learned from."""
+        return super().train(images, generator).double()
+
+    def test(self, images: Tensor) -> Tensor:
+        """Images as they are predicted."""
+        return super().test(images).double()
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A method's phases with this file's settings: two epochs in the first stage, four in the next."""
+
+    phases: Callable[[Stage], tuple[Phase, ...]]
+
+    def __call__(self, stage: Stage) -> tuple[Phase, ...]:
+        """The first phase of that stage."""
+        main = self.phases(stage)[0]
+        epochs = 2 if stage.index == 0 else 4
+        return (replace(main, epochs=epochs, batch_size=32, lr=0.02, weight_decay=5e-4),)
+
+
+def built_in_double(build: Callable[[int], nn.Module], size: int) -> nn.Module:
+    return build(size).double()
+
+
+def fixed(name: str, augmentation: str) -> Method:
+    method = METHODS[name](backbone="small", transforms=InDouble((0.3,), (0.4,), padding=1))
+    method = replace(
+        method,
+        backbone=partial(built_in_double, method.backbone),
+        head=partial(built_in_double, method.head),
+        phases=Fixed(method.phases),
+    )
+    if has_memory_size(method):
+        method = with_memory(method, Budget(per_class=5))
+    if AUGMENTATIONS[augmentation] is None:
+        return method
+    chosen = {"ccfa": CCFA_FIXED}.get(augmentation, AUGMENTATIONS[augmentation])
+    return with_augmentation(method, chosen)
+
+
+@cache
+def digits() -> ImageSet:
+    """The first 60 digits of each class."""
+    train, _ = load_digits_images()
+    return train.subset(torch.cat([train.rows(label, label + 1)[:60] for label in range(10)]))
+
+
+def trace(name: str, augmentation: str) -> list[float]:
+    """The losses of the first steps of stage 1."""
+    recorder = Recorder()
+    learner = Learner(fixed(name, augmentation), digits(), observer=recorder)
+    for stage in STAGES:
+        learner.learn(stage)
+    losses = [losses["loss"] for progress, losses in recorder.batches if progress.stage.index == 1]
+    return [float(f"{loss:.9g}") for loss in losses[:NUM_STEPS]]
+
+
+def stored() -> dict[str, list[float]]:
+    return dict(json.loads(TRACES.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(("name", "augmentation"), COMBINATIONS)
+def test_losses_are_those_stored(name, augmentation):
+    key = f"{name} {augmentation}"
+    assert key in stored(), f"no trace of {key} is stored; write it with the command in this file's first lines"
+    losses = trace(name, augmentation)
+    assert len(losses) == NUM_STEPS
+    assert losses == pytest.approx(stored()[key], rel=1e-5, abs=1e-5)
+
+
+def test_no_trace_is_left_over():
+    assert set(stored()) <= {f"{name} {augmentation}" for name, augmentation in COMBINATIONS}
+
+
+def test_traces_tell_methods_apart():
+    assert len({tuple(losses) for losses in stored().values()}) == len(stored())
+
+
+def write() -> None:
+    """Store the traces as they are now."""
+    traces = {f"{name} {augmentation}": trace(name, augmentation) for name, augmentation in COMBINATIONS}
+    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(losses)}" for key, losses in traces.items())
+    TRACES.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Store the first losses of every method in traces.json.")
+    parser.add_argument("--write", action="store_true", required=True, help="replace the stored traces")
+    parser.parse_args()
+    write()

@@ -1,0 +1,193 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ccfa.data import DIGITS, FOLDER, parse_scenario
+from ccfa.errors import DataError, UsageError
+from ccfa.experiments import Experiment, build_method, resolve
+from ccfa.experiments.experiment import experiment_method
+from ccfa.experiments.presets import PRESETS, SCENARIOS, default_scenario, preset
+from ccfa.methods import METHODS
+from ccfa.models import BACKBONES
+
+
+def phase_values(method, name):
+    return {getattr(phase, name) for stage in resolve(Experiment("podnet")).stages for phase in method.phases(stage)}
+
+
+def test_digits_by_default_in_six_stages():
+    resolved = resolve(Experiment("podnet"))
+    assert [stage.num_new for stage in resolved.stages] == [5, 1, 1, 1, 1, 1]
+    assert resolved.order == tuple(range(10))
+    assert len(resolved.train) + len(resolved.test) == 1797
+    assert resolved.method.memory.per_class == 4
+    assert resolved.notes == ()
+
+
+def test_the_class_order_relabels_both_sets():
+    plain, seeded = (resolve(Experiment("finetune", order=order)) for order in ("natural", "seed-1993"))
+    expected = np.random.RandomState(1993).permutation(10)
+    assert seeded.order == tuple(expected)
+    for name in ("train", "test"):
+        before, after = getattr(plain, name), getattr(seeded, name)
+        np.testing.assert_array_equal(expected[after.labels.numpy()], before.labels.numpy())
+        assert after.class_names == tuple(str(label) for label in expected)
+
+
+def test_validation_holds_training_images_out_and_says_so():
+    full, held = resolve(Experiment("podnet")), resolve(Experiment("podnet", validation=0.2))
+    assert len(held.train) + len(held.test) == len(full.train)
+    assert any("not on the test set" in note for note in held.notes)
+    originals = {image.tobytes() for image in full.train.images.numpy()}
+    assert {image.tobytes() for image in held.test.images.numpy()} <= originals
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "pdnet"}, "Did you mean 'podnet'"),
+        ({"data": "digts"}, "Did you mean 'digits'"),
+        ({"order": "natral"}, "Did you mean 'natural'"),
+        ({"order": "podnet-0"}, "cifar100 only"),
+        ({"order": "0,1,1"}, "repeated: 1"),
+        ({"scenario": "B5inc1"}, "Cannot read the scenario"),
+        ({"scenario": "B50-inc10"}, "from 1 to all 10 classes, got 50"),
+        ({"scenario": "B5-inc6"}, "does not fit"),
+        ({"scenario": "5,2"}, "add up to 7 classes, expected 10"),
+        ({"memory": 0}, "needs exemplars"),
+        ({"options": {"memory": "0"}}, "needs exemplars"),
+        ({"memory": -3}, "negative"),
+        ({"memory_total": -3}, "negative"),
+        ({"memory": 500}, r"larger than the smallest class \(130 images\)"),
+        ({"memory_total": 9}, "--memory-total 10 or more"),
+        ({"memory": 4, "memory_total": 50}, "not both"),
+        ({"method": "finetune", "memory": 4}, "keeps no exemplars"),
+        ({"method": "joint", "memory": 4}, "keeps every image"),
+        ({"method": "joint", "ccfa": True}, "has no meaning for joint"),
+        ({"seed": -1}, "seed must be from 0"),
+        ({"seed": 2**63}, "seed must be from 0"),
+        ({"validation": 1.5}, "above 0 and below 1"),
+        ({"validation": float("nan")}, "above 0 and below 1"),
+        ({"options": {"epocs": "3"}}, "Did you mean 'epochs'"),
+        ({"options": {"backbone": "smal"}}, "Did you mean 'small'"),
+        ({"options": {"batch_size": "0"}}, "batch size must be at least 1"),
+        ({"options": {"ccfa.count": "3"}}, "ccfa.count need --ccfa"),
+        ({"ccfa": True, "options": {"ccfa.cont": "3"}}, "Did you mean 'count'"),
+        ({"ccfa": True, "options": {"ccfa.step_size": "2,1"}}, "step_size"),
+        ({"ccfa": True, "options": {"ccfa.target": "most-confidnt"}}, "Did you mean 'most-confident'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_training(changes, said):
+    with pytest.raises(UsageError, match=said):
+        resolve(replace(Experiment("podnet"), **changes))
+
+
+def test_a_folder_that_does_not_exist_is_a_data_error(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        resolve(Experiment("podnet", data=str(tmp_path / "photos")))
+
+
+@pytest.mark.parametrize("method", ["podnet", "ucir", "replay"])
+def test_a_total_memory_larger_than_the_classes_is_noted(method):
+    assert "fewer than 200" in resolve(Experiment(method, memory_total=2000)).notes[0]
+    assert resolve(Experiment(method, memory_total=100)).notes == ()
+
+
+@pytest.mark.parametrize("method", ["finetune", "joint"])
+def test_methods_without_a_memory_size_need_no_note(method):
+    assert resolve(Experiment(method)).notes == ()
+
+
+def test_options_reach_the_method_and_its_augmentation():
+    options = {"epochs": "3", "lr": "0.02", "ccfa.count": "2", "ccfa.step_size": "0.1,0.2"}
+    method = experiment_method(Experiment("podnet", ccfa=True, options=options))
+    (augmentation,) = method.feature_augmentations
+    assert (augmentation.count, augmentation.step_size) == (2, (0.1, 0.2))
+    assert phase_values(method, "epochs") == {3, 10}
+    assert phase_values(method, "lr") == {0.02, 0.05}
+
+
+def test_a_preset_is_the_default_and_options_win():
+    assert build_method("podnet", "digits").transforms == DIGITS
+    assert build_method("podnet", "some/folder").transforms == FOLDER
+    assert phase_values(build_method("finetune"), "epochs") == {160}
+    assert phase_values(build_method("finetune", "digits"), "epochs") == {20}
+    assert phase_values(build_method("finetune", "digits", epochs=2), "epochs") == {2}
+
+
+def test_presets_name_methods_that_exist_with_options_that_exist():
+    for data, methods in PRESETS.items():
+        assert set(methods) <= set(METHODS)
+        for method in METHODS:
+            assert build_method(method, data).name == method
+            assert preset(method, data).get("backbone", "small") in BACKBONES
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_named_scenarios_fit_their_data(scenario):
+    num_classes = 10 if scenario in ("B5-inc1", "5,2,2,1") else 100
+    assert parse_scenario(scenario, num_classes)[-1].num_seen == num_classes
+
+
+@pytest.mark.parametrize("num_classes", range(1, 40))
+def test_the_default_scenario_fits_any_number_of_classes(num_classes):
+    stages = parse_scenario(default_scenario("photos", num_classes), num_classes)
+    assert stages[-1].num_seen == num_classes
+    assert len(stages) <= 6
+
+
+def test_the_configuration_is_json_and_repeats_the_experiment():
+    experiment = Experiment("podnet", ccfa=True, scenario="5,5", memory=3, options={"epochs": "1"})
+    config = resolve(experiment).config
+    assert json.loads(json.dumps(config)) == config
+    assert Experiment(**config["experiment"]) == experiment
+    assert config["resolved"]["stage_sizes"] == [5, 5]
+    assert config["resolved"]["method"]["feature_augmentations"][0]["part"] == "CCFA"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "ucir"},
+        {"ccfa": True},
+        {"data": "photos"},
+        {"scenario": "B2-inc2"},
+        {"order": "seed-1"},
+        {"memory": 3},
+        {"memory_total": 30},
+        {"validation": 0.1},
+        {"image_size": 32},
+        {"seed": 1},
+        {"batch_seed": 1},
+        {"options": {"lr": "0.2"}},
+    ],
+)
+def test_whatever_differs_shows_in_the_name(changes):
+    assert replace(Experiment("podnet"), **changes).name != Experiment("podnet").name
+
+
+def test_the_name_is_a_plain_directory_name():
+    name = Experiment("podnet", data="../a b/photos/", scenario="5,5", options={"milestones": "0.5,0.7" * 60}).name
+    assert "/" not in name
+    assert " " not in name
+    assert len(name) <= 150
+    assert name.startswith("photos-5_5-podnet")
+
+
+def test_the_headline_says_what_runs():
+    headline = resolve(Experiment("podnet", ccfa=True)).headline
+    assert headline == "podnet + CCFA · digits · 10 classes in 6 stages (5 + 1 + 1 + 1 + 1 + 1)"
+    assert "(1 + 1 + 1 + ... + 1)" in resolve(Experiment("podnet", scenario="B1-inc1")).headline
+
+
+def test_a_folder_is_scaled_to_the_image_size(tmp_path):
+    for label in ("ant", "bee"):
+        (tmp_path / label).mkdir()
+        for index in range(5):
+            Image.new("RGB", (20, 30), (40 * index, 90, 10)).save(tmp_path / label / f"{index}.png")
+    resolved = resolve(Experiment("finetune", data=str(tmp_path), image_size=16))
+    assert resolved.train.shape == (3, 16, 16)
+    assert [stage.num_new for stage in resolved.stages] == [1, 1]

@@ -1,0 +1,194 @@
+import csv
+import json
+import os
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import ccfa.experiments.rundir as rundir
+from ccfa.errors import ModelError, ResourceError, UsageError
+from ccfa.evaluation import Report
+from ccfa.experiments import RunDirectory
+from ccfa.experiments.rundir import environment, write_atomically
+
+CONFIG = {"experiment": {"method": "toy"}, "resolved": {"stage_sizes": [1]}}
+REPORT = Report(
+    name="toy",
+    config=CONFIG,
+    num_seen=[1],
+    overall=[1.0],
+    accuracy_matrix=[[1.0]],
+    metrics={"last_accuracy": 1.0},
+    metrics_by_nearest_mean=None,
+    overall_by_nearest_mean=None,
+    environment={},
+    seconds=1.0,
+    finished=True,
+)
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return RunDirectory.create(tmp_path / "runs" / "toy", CONFIG, {"device": "cpu"})
+
+
+def finish(directory):
+    write_atomically(directory.path / "report.json", REPORT.to_json())
+    directory.set_status("finished")
+
+
+def test_a_new_directory_holds_configuration_environment_and_status(directory):
+    assert directory.read_json("config.json") == CONFIG
+    assert directory.read_json("environment.json") == {"device": "cpu"}
+    assert directory.read_json("status.json") == {"state": "running", "pid": os.getpid()}
+    assert {path.name for path in directory.path.iterdir() if path.is_dir()} == {"predictions", "networks"}
+
+
+def test_an_existing_directory_is_left_as_it_is(directory):
+    before = contents(directory.path)
+    with pytest.raises(UsageError, match=r"exists already and is left as it is.*--out.*--reuse"):
+        RunDirectory.create(directory.path, {"other": 1}, {})
+    assert contents(directory.path) == before
+
+
+def test_an_empty_directory_and_a_file_are_left_as_they_are(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("mine")
+    for name in ("empty", "file"):
+        with pytest.raises(UsageError, match="exists already"):
+            RunDirectory.create(tmp_path / name, CONFIG, {})
+    assert not list((tmp_path / "empty").iterdir())
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_place_that_cannot_be_written_is_a_resource_error(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ResourceError, match="Could not create"):
+        RunDirectory.create(tmp_path / "file" / "run", CONFIG, {})
+
+
+def test_writing_replaces_the_whole_file_and_leaves_nothing_else(tmp_path):
+    path = tmp_path / "a.json"
+    write_atomically(path, "first, and longer")
+    write_atomically(path, "söcond")
+    assert path.read_bytes() == "söcond".encode()
+    write_atomically(path, b"\x00\xff")
+    assert contents(tmp_path) == {"a.json": b"\x00\xff"}
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failed_write_keeps_the_old_file_and_no_temporary_one(tmp_path, monkeypatch, step):
+    path = tmp_path / "a.json"
+    write_atomically(path, "old")
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rundir.os, step, fail)
+    with pytest.raises(ResourceError, match=r"No space left on device\. What was written before is kept"):
+        write_atomically(path, "new")
+    assert contents(tmp_path) == {"a.json": b"old"}
+
+
+def test_the_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    calls = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(rundir.os, "fsync", lambda file: (calls.append("fsync"), fsync(file)))
+    monkeypatch.setattr(rundir.os, "replace", lambda *paths: (calls.append("replace"), replace(*paths)))
+    write_atomically(tmp_path / "a", "x")
+    assert calls == ["fsync", "replace"]
+
+
+def test_only_a_finished_run_of_this_experiment_is_reused(directory):
+    missing = directory.path.with_name("nothing")
+    assert RunDirectory.finished(missing, CONFIG) is None
+    with pytest.raises(UsageError, match=r"did not finish \(state: running\)"):
+        RunDirectory.finished(directory.path, CONFIG)
+    finish(directory)
+    assert RunDirectory.finished(directory.path, CONFIG) == REPORT
+    with pytest.raises(UsageError, match=r"another experiment.*differs in resolved"):
+        RunDirectory.finished(directory.path, {**CONFIG, "resolved": {}})
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b"\xff\xfe"])
+@pytest.mark.parametrize("name", ["config.json", "status.json", "report.json"])
+def test_damaged_files_are_named(directory, name, content):
+    finish(directory)
+    path = directory.path / name
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(ModelError):
+        RunDirectory.finished(directory.path, CONFIG)
+    if name != "report.json":
+        with pytest.raises(ModelError, match=name):
+            directory.read_json(name)
+
+
+def test_lines_are_appended(directory):
+    directory.append("log.txt", "one ü")
+    directory.append("log.txt", "two")
+    assert (directory.path / "log.txt").read_bytes() == "one ü\ntwo\n".encode()
+
+
+def test_appending_where_the_directory_is_gone_is_a_resource_error(tmp_path):
+    with pytest.raises(ResourceError, match=r"Could not add to .*log\.txt: No such file"):
+        RunDirectory(tmp_path / "gone").append("log.txt", "x")
+
+
+def test_rows_read_back_as_a_table(directory):
+    directory.write_rows("t.csv", [{"a": 1, "b": None}, {"a": 0.25, "b": 'x,"y'}])
+    with open(directory.path / "t.csv", newline="", encoding="utf-8") as file:
+        assert list(csv.DictReader(file)) == [{"a": "1", "b": ""}, {"a": "0.25", "b": 'x,"y'}]
+
+
+def test_predictions_read_back_without_pickle(directory):
+    arrays = {"labels": np.arange(5), "by_logits": np.array([0, 1, 1, 3, 4])}
+    directory.write_predictions(7, arrays)
+    with np.load(directory.path / "predictions" / "stage-007.npz", allow_pickle=False) as stored:
+        assert set(stored) == set(arrays)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(stored[name], array)
+
+
+def test_a_network_reads_back_bit_for_bit(directory):
+    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    directory.write_network(2, network)
+    stored = load_file(directory.path / "networks" / "stage-002.safetensors")
+    assert stored.keys() == network.state_dict().keys()
+    assert all(torch.equal(stored[name], tensor) for name, tensor in network.state_dict().items())
+
+
+def test_the_environment_is_json_and_names_the_device():
+    found = environment("toy device")
+    assert json.loads(json.dumps(found)) == found
+    assert found["device"] == "toy device"
+    assert {"ccfa", "commit", "python", "torch", "numpy", "threads", "platform"} <= found.keys()
+    assert all(found[name] for name in ("ccfa", "commit", "python", "torch"))
+
+
+def test_the_commit_of_a_checkout_around_an_installed_package_is_not_ours(tmp_path, monkeypatch):
+    def git(*arguments):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", "-C", tmp_path, *identity, *arguments], check=True, capture_output=True)
+
+    (tmp_path / "rundir.py").write_text("")
+    git("init")
+    git("commit", "--allow-empty", "-m", "theirs")
+    monkeypatch.setattr(rundir, "__file__", str(tmp_path / "rundir.py"))
+    assert environment("cpu")["commit"] == "unknown"
+    git("add", "rundir.py")
+    git("commit", "-m", "ours")
+    assert len(environment("cpu")["commit"]) == 12
+    (tmp_path / "rundir.py").write_text("changed")
+    assert environment("cpu")["commit"].endswith("+")
+
+
+def test_without_git_the_commit_is_unknown(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert environment("cpu")["commit"] == "unknown"

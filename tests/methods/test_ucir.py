@@ -1,0 +1,124 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import reference
+from ccfa.data import CIFAR100_UCIR, Stage, split
+from ccfa.losses.classification import cross_entropy
+from ccfa.methods.ucir import ucir
+from ccfa.models import CosineHead
+from ccfa.models.resnet import resnet32_ucir
+from toys import STAGES, Recorder, begun, learned, tiny
+
+
+def test_published_setting():
+    method = ucir()
+    assert method.backbone is resnet32_ucir
+    assert method.transforms == CIFAR100_UCIR
+    assert method.criterion is cross_entropy
+    assert method.head is CosineHead
+    assert method.memory.per_class == 20
+    for stage in split(100, 50, 10):
+        (main,) = method.phases(stage)  # no balanced phase on CIFAR-100
+        assert (main.epochs, main.lr, main.batch_size, main.weight_decay) == (160, 0.1, 128, 5e-4)
+        assert main.clip_value is None
+        rates = [main.lr * main.schedule(epoch, main.epochs) for epoch in range(160)]
+        assert rates == pytest.approx([0.1] * 80 + [0.01] * 40 + [0.001] * 40)
+
+
+@pytest.mark.parametrize(
+    ("increment", "first", "last"), [(10, 11.18, 15.0), (5, 15.81, 21.79), (2, 25.0, 35.0), (1, 35.36, 49.75)]
+)
+def test_lambda_of_the_less_forget_loss(increment, first, last):
+    less_forget = ucir().terms[0]()
+    stages = split(100, 50, increment)
+    weights = [less_forget.weight * less_forget.factor(stage) for stage in stages[1:]]
+    assert weights[0] == pytest.approx(first, abs=5e-3)
+    assert weights[-1] == pytest.approx(last, abs=5e-3)
+
+
+def step_of(stage: Stage):
+    """The terms' losses of one batch, and what they were computed from."""
+    learner = begun(tiny("ucir"), stage)
+    learner.network.eval()
+    rows = learner.training_rows()
+    method = learner.method
+    images, labels = method.transforms.test(learner.train.images[rows]), learner.train.labels[rows]
+    with torch.no_grad():
+        embedding = learner.network.backbone(images).embedding.double().numpy()
+        previous = learner.previous.backbone(images).embedding.double().numpy()
+    losses = learner._losses(rows, method.phases(stage)[0], learner.generator("step"))
+    return learner, labels.numpy(), embedding, previous, losses
+
+
+def test_losses_are_sums_of_batch_means(monkeypatch):
+    monkeypatch.setattr("ccfa.data.Transforms.train", lambda self, images, generator: self.test(images))
+    learner, labels, embedding, previous, losses = step_of(STAGES[1])
+    weights = learner.network.head.weights.detach().double().numpy()
+    cosines = np.array([[reference.cosine(row, weight) for weight in weights] for row in embedding])
+    scale = learner.network.head.scale.item()
+    expected = reference.cross_entropy(scale * cosines, labels).mean()
+    assert losses["classification"].item() == pytest.approx(expected, rel=1e-4)
+    expected = 5 * math.sqrt(2 / 2) * reference.cosine_distance(previous, embedding)
+    assert losses["less-forget"].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    pairs = [
+        max(0, 0.5 - cosines[row, label] + negative)
+        for row, label in enumerate(labels)
+        if label < 2
+        for negative in sorted(cosines[row, 2:])[-2:]
+    ]
+    assert len(pairs) == 2 * 6
+    assert losses["margin-ranking"].item() == pytest.approx(np.mean(pairs), rel=1e-4)
+
+
+def test_a_single_new_class_is_its_own_hardest_negative(monkeypatch):
+    monkeypatch.setattr("ccfa.data.Transforms.train", lambda self, images, generator: self.test(images))
+    _, _, _, _, losses = step_of(Stage(1, 2, 3))
+    assert losses["margin-ranking"].isfinite()
+    assert losses["margin-ranking"] > 0
+
+
+def test_old_classes_stay_and_all_else_moves():
+    learner = begun(tiny("ucir"), STAGES[1])
+    before = {key: value.clone() for key, value in learner.network.state_dict().items()}
+    (main,) = learner.method.phases(STAGES[1])
+    learner._optimise(main, 0)
+    after = learner.network.state_dict()
+    assert torch.equal(after["head.old"], before["head.old"])
+    still = [key for key in after if torch.equal(after[key], before[key])]
+    assert still == ["head.old"]
+
+
+def test_scale_starts_at_one_and_is_carried_over():
+    learner = learned(tiny("ucir"), 0)
+    assert learner.network.head.scale.item() == 1
+    learner.learn(STAGES[0])
+    scale = learner.network.head.scale.item()
+    assert scale != 1
+    again = begun(tiny("ucir"), STAGES[1])
+    assert again.network.head.scale.item() == scale == again.previous.head.scale.item()
+    again._optimise(again.method.phases(STAGES[1])[0], 0)
+    assert again.network.head.scale.item() != scale == again.previous.head.scale.item()
+
+
+def test_balanced_phase_of_imagenet1000():
+    method = ucir(balanced_epochs=20, epochs=90, milestones=(1 / 3, 2 / 3))
+    assert len(method.phases(Stage(0, 0, 500))) == 1
+    main, balanced = method.phases(Stage(1, 500, 600))
+    assert [main.schedule(epoch, 90) for epoch in (29, 30, 59, 60)] == pytest.approx([1, 0.1, 0.1, 0.01])
+    assert (balanced.epochs, balanced.lr) == (20, 0.01)
+    assert [balanced.schedule(epoch, 20) for epoch in (9, 10)] == pytest.approx([1, 0.1])
+    assert method.needs_memory
+    assert not ucir().needs_memory
+
+
+def test_balanced_phase_trains_the_classes_alone():
+    recorder = Recorder()
+    learner = begun(tiny("ucir", balanced_epochs=2), STAGES[1], observer=recorder)
+    before = {key: value.clone() for key, value in learner.network.state_dict().items()}
+    learner._optimise(learner.method.phases(STAGES[1])[1], 1)
+    moved = {key for key, value in learner.network.state_dict().items() if not torch.equal(value, before[key])}
+    assert moved == {"head.old", "head.new"}  # neither the scale nor the batch norms' statistics
+    assert set(recorder.batches[-1][1]) == {"classification", "less-forget", "margin-ranking", "loss"}

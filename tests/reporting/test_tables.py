@@ -1,0 +1,118 @@
+import io
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ccfa.augmentation import CCFA
+from ccfa.data import DATASETS
+from ccfa.evaluation import DEFINITIONS, Report
+from ccfa.experiments.options import schema
+from ccfa.experiments.presets import SCENARIOS
+from ccfa.methods import METHODS
+from ccfa.models import BACKBONES
+from ccfa.reporting.tables import COLUMNS, catalogue, comparison_table, definitions, metrics_table, percent
+
+METRICS = {name: (index + 1) / 10 + 0.00123 for index, name in enumerate(DEFINITIONS)}
+REPORT = Report(
+    name="a [bold] name",
+    config={},
+    num_seen=[1, 2],
+    overall=[1.0, 0.5],
+    accuracy_matrix=[[1.0, None], [0.5, 0.5]],
+    metrics=METRICS,
+    metrics_by_nearest_mean=None,
+    overall_by_nearest_mean=None,
+    environment={},
+    seconds=12.4,
+    finished=True,
+)
+
+
+def shown(*tables, width=400):
+    file = io.StringIO()
+    console = Console(file=file, width=width, markup=False, highlight=False)
+    for table in tables:
+        console.print(table)
+    return file.getvalue()
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("│\n ").split("│")]
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.12345, "12.35"), (1.0, "100.00"), (-0.5, "-50.00"), (math.nan, "-")])
+def test_percentages(value, text):
+    assert percent(value) == text
+
+
+def test_every_metric_stands_beside_its_definition():
+    lines = [cells(line) for line in shown(metrics_table(REPORT)).splitlines() if line.startswith("│")]
+    expected = [
+        [name.replace("_", " "), percent(METRICS[name]), "-", definition] for name, definition in DEFINITIONS.items()
+    ]
+    assert lines == expected
+
+
+def test_nearest_mean_results_have_a_column():
+    report = replace(REPORT, metrics_by_nearest_mean=dict.fromkeys(DEFINITIONS, 0.4321))
+    assert shown(metrics_table(report)).count("43.21") == len(DEFINITIONS)
+
+
+def test_names_are_shown_as_they_are():
+    assert "a [bold] name" in shown(metrics_table(REPORT))
+
+
+def test_numbers_stay_whole_on_a_narrow_terminal():
+    text = shown(metrics_table(REPORT), width=80)
+    assert all(percent(value) in text for value in METRICS.values())
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_runs_are_compared_line_by_line():
+    other = replace(REPORT, metrics=dict.fromkeys(DEFINITIONS, 0.77), seconds=3.0, finished=False)
+    text = shown(comparison_table([(Path("runs/a"), REPORT), (Path("runs/b"), other)]))
+    first, second = (cells(line) for line in text.splitlines() if line.startswith("│"))
+    assert first == ["runs/a", *(percent(METRICS[name]) for name in COLUMNS), "12 s"]
+    assert second == ["runs/b (unfinished)", *["77.00"] * len(COLUMNS), "3 s"]
+
+
+def test_every_column_is_defined():
+    assert definitions() == [f"{heading}: {DEFINITIONS[name]}" for name, heading in COLUMNS.items()]
+
+
+def test_methods_are_listed_with_their_memory():
+    text = shown(*catalogue("methods"))
+    rows = {row[0]: row for row in map(cells, text.splitlines())}
+    assert set(METHODS) <= set(rows)
+    assert [rows[name][2] for name in ("finetune", "podnet", "joint")] == ["none", "20 per class", "every image"]
+    assert all(rows[name][1] for name in METHODS)
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("datasets", [*DATASETS, "PATH"]),
+        ("scenarios", SCENARIOS),
+        ("orders", ["natural", "seed-N", "podnet-0"]),
+        ("backbones", BACKBONES),
+    ],
+)
+def test_what_there_is_to_choose_from(what, names):
+    rows = {row[0]: row for row in map(cells, shown(*catalogue(what)).splitlines())}
+    assert set(names) <= set(rows)
+    assert all(rows[name][1] for name in names)
+
+
+def test_every_option_of_every_method_is_listed_with_type_and_default():
+    tables = catalogue("options")
+    assert [table.title for table in tables] == [*METHODS, "ccfa"]
+    for table, function in zip(tables, [*METHODS.values(), CCFA], strict=True):
+        rows = {row[0]: row for row in map(cells, shown(table).splitlines())}
+        assert set(schema(function)) <= set(rows)
+    podnet = {row[0]: row for row in map(cells, shown(tables[list(METHODS).index("podnet")]).splitlines())}
+    assert podnet["epochs"] == ["epochs", "int", "160"]
+    replay = {row[0]: row for row in map(cells, shown(tables[list(METHODS).index("replay")]).splitlines())}
+    assert replay["lr"] == ["lr", "float", "as finetune"]

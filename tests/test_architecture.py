@@ -1,0 +1,69 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ccfa
+
+SOURCE = Path(ccfa.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def names(paths):
+    return [str(path.relative_to(SOURCE)) for path in paths]
+
+
+def test_there_is_one_backward():
+    calls = [path for path in FILES for _ in re.findall(r"\.backward\(", path.read_text(encoding="utf-8"))]
+    assert names(calls) == ["learning/optimisation.py"]
+
+
+def test_only_acceleration_and_the_doctor_know_cuda():
+    assert names(path for path in FILES if "torch.cuda" in path.read_text(encoding="utf-8")) == [
+        "learning/acceleration.py",
+        "reporting/doctor.py",
+    ]
+
+
+@pytest.mark.parametrize("package", ["methods", "learning"])
+def test_no_method_and_not_the_learner_name_the_augmentation(package):
+    for path in (SOURCE / package).rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"^(from|import) ccfa\b|\bCcfaError\b", "", text, flags=re.MULTILINE)
+        assert "ccfa" not in text.lower(), f"{path.relative_to(SOURCE)} names CCFA"
+
+
+def test_a_file_is_a_chapter():
+    sizes = {str(path.relative_to(SOURCE)): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert {name: size for name, size in sizes.items() if size > 250} == {}
+    assert sorted(sizes.values())[len(sizes) // 2] < 100
+
+
+def test_there_is_no_drawer_for_odds_and_ends():
+    assert [name for name in names(FILES) if re.search(r"(utils?|helpers?|misc|common)\.py$", name)] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("ccfa", ["torch", "numpy", "sklearn", "PIL", "rich"]),
+        ("ccfa.cli", ["torch", "numpy", "sklearn", "PIL"]),
+        ("ccfa.errors", ["torch", "numpy", "sklearn", "PIL", "rich"]),
+        ("ccfa.evaluation", ["torch", "sklearn", "PIL", "rich"]),
+        ("ccfa.data", ["sklearn", "rich", "tyro"]),
+        ("ccfa.learning", ["sklearn", "rich", "tyro"]),
+    ],
+)
+def test_importing_is_cheap(module, unwanted):
+    program = f"import sys, {module}; print(*sorted(set({unwanted}) & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == []
+
+
+def test_every_public_name_of_the_package_is_there():
+    for name in ccfa.__all__:
+        assert getattr(ccfa, name)
+    with pytest.raises(AttributeError, match="no attribute 'Podnet'"):
+        _ = ccfa.Podnet

@@ -1,0 +1,423 @@
+import json
+import os
+import pty
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import ccfa
+from ccfa import cli
+from ccfa.experiments import RunDirectory
+from ccfa.methods import METHODS
+
+COMMAND = [sys.executable, "-m", "ccfa.cli"]
+SHORT = ("--set", "epochs=1", "balanced_epochs=1")
+PODNET = ("run", "podnet", "--scenario", "5,5")
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+
+
+def environment(**changes):
+    unset = ("CCFA_DATA", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE")
+    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    source = str(Path(ccfa.__file__).parents[1])
+    return {**kept, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", **changes}
+
+
+def command(*arguments, cwd, **changes):
+    """The real command in a process of its own."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], cwd=cwd, env=environment(**changes), capture_output=True, timeout=120
+    )
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """The same without a new process, so that many mistakes can be made in little time."""
+
+    def called(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ccfa", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code
+        return code, *capsys.readouterr()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CCFA_DATA", raising=False)
+    previous = signal.getsignal(signal.SIGTERM)
+    yield called
+    signal.signal(signal.SIGTERM, previous)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run directory and what the command printed while making it."""
+    folder = tmp_path_factory.mktemp("finished")
+    return folder / "run", command(*PODNET, *SHORT, "--ccfa", "--out", "run", cwd=folder)
+
+
+def test_a_run_ends_with_code_0_and_says_where_its_directory_is(finished):
+    path, result = finished
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert result.stdout.decode().startswith("podnet + CCFA · digits · 10 classes in 2 stages (5 + 5) on ")
+    assert result.stdout.decode().endswith("Run directory: run\n")
+    assert RunDirectory(path).report().finished
+
+
+def test_piped_output_has_no_escape_codes_and_no_carriage_returns(finished):
+    _, result = finished
+    assert not set(b"\x1b\r") & set(result.stdout)
+    lines = result.stdout.decode().splitlines()
+    assert sum(" · epoch 1/1 · " in line for line in lines) == 3
+    assert [line[:9] for line in lines if " classes  accuracy " in line] == ["stage 1/2", "stage 2/2"]
+
+
+USAGE = [
+    (["run", "pdnet"], "Did you mean 'podnet'"),
+    (["run", "podnet", "--set", "epocs=1"], "Did you mean 'epochs'"),
+    (["run", "podnet", "--set", "epochs"], "NAME=VALUE"),
+    (["run", "podnet", "--set", "epochs=1", "epochs=2"], "epochs twice"),
+    (["run", "podnet", "--set", "epochs=x", "lr=-1"], "a whole number.*\n.*at least 0"),
+    (["run", "podnet", "--set", "epochs=-" + "9" * 400], "at least 0"),
+    (["run", "podnet", "--set", "batch_size=0"], "at least 1"),
+    (["run", "podnet", "--set", "memory=0"], "needs exemplars"),
+    (["run", "podnet", "--set", "ccfa.count=1"], "need --ccfa"),
+    (["run", "podnet", "--data", "digts"], "Did you mean 'digits'"),
+    (["run", "podnet", "--scenario", "B5inc1"], 'such as "B50-inc10"'),
+    (["run", "podnet", "--scenario", "B5-inc6"], "at most 5"),
+    (["run", "podnet", "--scenario", "B50-inc10"], "all 10 classes"),
+    (["run", "podnet", "--scenario", "5,2"], "add up to 7"),
+    (["run", "podnet", "--order", "natral"], "Did you mean 'natural'"),
+    (["run", "podnet", "--memory", "0"], "at least 1 image per class"),
+    (["run", "podnet", "--memory", "500"], "--memory 130 or less"),
+    (["run", "podnet", "--memory", "-3"], "negative"),
+    (["run", "podnet", "--memory", "4", "--memory-total", "40"], "not both"),
+    (["run", "podnet", "--memory-total", "9"], "--memory-total 10 or more"),
+    (["run", "finetune", "--memory", "4"], "keeps no exemplars"),
+    (["run", "joint", "--memory", "4"], "keeps every image"),
+    (["run", "joint", "--ccfa"], "no meaning for joint"),
+    (["run", "podnet", "--seed", "-1"], "seed must be from 0"),
+    (["run", "podnet", "--validation", "2"], "above 0 and below 1"),
+    (["run", "podnet", "--device", "gpu"], "Known: auto, cpu, cuda"),
+    (["run", "podnet", "--memry", "3"], "(?s)Perhaps you meant.*--memory"),
+    (["run", "podnet", "--memory", "many"], "many"),
+    (["run"], "(?i)required"),
+    (["runn"], "Available subcommands: run,"),
+    ([], "run, compare, list, doctor"),
+    (["list", "method"], "'methods'"),
+    (["compare"], "at least one run directory"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), USAGE, ids=[" ".join(arguments)[:50] for arguments, _ in USAGE])
+def test_mistakes_are_explained_and_leave_nothing_behind(call, tmp_path, arguments, said):
+    code, _, err = call(*arguments)
+    assert code == 2
+    assert re.search(said, err)
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_ends_the_process_with_code_2(tmp_path):
+    result = command("run", "pdnet", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith(b"error: Unknown method 'pdnet'. Did you mean 'podnet'?")
+    assert result.stdout == b""
+
+
+def test_missing_data_is_code_3(call, tmp_path):
+    code, _, err = call("run", "podnet", "--data", tmp_path / "photos")
+    assert code == 3
+    assert "does not exist" in err
+    code, _, err = call("run", "podnet", "--data", "cifar100")
+    assert code == 3
+    assert "CCFA_DATA" in err
+
+
+def test_what_is_no_run_is_code_4(call, tmp_path, finished):
+    (tmp_path / "other").mkdir()
+    for name in ("other", "nothing"):
+        code, _, err = call("compare", finished[0], name)
+        assert code == 4
+        assert f"{name} is not a complete run directory" in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_gpu_that_is_not_there_is_code_5(tmp_path):
+    result = command("run", "podnet", "--device", "cuda", cwd=tmp_path)
+    assert result.returncode == 5
+    assert b"Try --device cpu" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_run_is_left_untouched(call, finished):
+    path, _ = finished
+    before = contents(path)
+    code, _, err = call(*PODNET, *SHORT, "--ccfa", "--out", path)
+    assert code == 2
+    assert "exists already and is left as it is" in err
+    assert contents(path) == before
+
+
+def test_a_finished_run_is_reused_without_touching_it(call, finished):
+    path, result = finished
+    before = contents(path)
+    code, out, _ = call(*PODNET, *SHORT, "--ccfa", "--out", path, "--reuse")
+    assert code == 0
+    assert "holds this experiment already" in out
+    metrics = [line for line in result.stdout.decode().splitlines() if line.startswith("│")]
+    assert [line for line in out.splitlines() if line.startswith("│")] == metrics
+    assert contents(path) == before
+
+
+def test_a_run_of_another_experiment_is_not_reused(call, finished):
+    path, _ = finished
+    code, _, err = call(*PODNET, *SHORT, "--out", path, "--reuse")
+    assert code == 2
+    assert "another experiment" in err
+
+
+def test_a_diverging_run_is_code_6_keeps_what_it_has_and_is_not_reused(call, tmp_path):
+    arguments = [*PODNET, "--set", "epochs=1", "balanced_epochs=3", "balanced_lr=1e30", "--out", "run"]
+    result = command(*arguments, cwd=tmp_path)
+    assert result.returncode == 6
+    assert b"stage 1, phase balanced, epoch " in result.stderr
+    assert b"Traceback" not in result.stderr
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert (tmp_path / "run" / "predictions" / "stage-000.npz").exists()
+    code, _, err = call(*arguments, "--reuse")
+    assert code == 2
+    assert "did not finish (state: failed)" in err
+    code, out, _ = call("compare", "run")
+    assert code == 0
+    assert "(unfinished)" in out
+
+
+def test_a_rate_that_diverges_at_once_names_the_first_epoch(call, tmp_path):
+    code, _, err = call("run", "finetune", "--set", "lr=1e30", "--out", "run")
+    assert code == 6
+    assert "stage 0, phase main, epoch" in err
+    assert RunDirectory(tmp_path / "run").read_json("status.json")["state"] == "failed"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_says_so(tmp_path, number, code):
+    process = subprocess.Popen(
+        [*COMMAND, *PODNET, "--set", "epochs=100000", "--out", "run"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background shell ignores it
+    )
+    try:
+        limit = time.monotonic() + 60
+        while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < limit:
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert err == b"Stopped.\n"
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "interrupted"
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        json.loads(line)
+
+
+def on_a_terminal(*arguments, cwd, **changes):
+    """What the command writes to a terminal."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], cwd=cwd, env=environment(**changes), stdin=slave, stdout=slave, stderr=slave
+    )
+    os.close(slave)
+    written = b""
+    while True:
+        try:
+            chunk = os.read(master, 65536)
+        except OSError:  # how Linux says that the other end has closed
+            break
+        if not chunk:
+            break
+        written += chunk
+    os.close(master)
+    assert process.wait(timeout=30) == 0
+    return written.decode()
+
+
+def test_a_terminal_shows_a_live_line_and_gets_its_cursor_back(tmp_path):
+    written = on_a_terminal(*PODNET, "--set", "epochs=6", "balanced_epochs=1", "--out", "run", cwd=tmp_path)
+    assert re.search(r"stage \d/2 · main · epoch \d/6 · [\d,]+ images/s", written)
+    assert written.count("\x1b[?25l") == written.count("\x1b[?25h") == 1
+    assert "\x1b[2K" in written
+
+
+def test_no_color_is_respected(tmp_path):
+    written = on_a_terminal("list", "methods", cwd=tmp_path, NO_COLOR="1")
+    assert "podnet" in written
+    codes = {code for codes in re.findall(r"\x1b\[([\d;]*)m", written) for code in codes.split(";")}
+    assert not codes & {str(code) for code in (*range(30, 50), *range(90, 108))}
+
+
+def test_a_terminal_that_knows_only_ascii_gets_question_marks(tmp_path):
+    result = command(*PODNET, *SHORT, "--out", "run", cwd=tmp_path, **ASCII)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert result.stdout.startswith(b"podnet ? digits ? 10 classes")
+    assert RunDirectory(tmp_path / "run").report().finished
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["runn"]])
+def test_help_and_mistakes_print_on_an_ascii_terminal(tmp_path, arguments):
+    result = command(*arguments, cwd=tmp_path, **ASCII)
+    assert result.returncode == (2 if arguments == ["runn"] else 0)
+    assert b"run" in result.stdout + result.stderr
+    assert b"Traceback" not in result.stderr
+
+
+def test_a_reader_that_has_gone_is_no_reason_for_a_traceback(tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = subprocess.run(
+        [*COMMAND, "list", "options"], cwd=tmp_path, env=environment(), stdout=writing, stderr=subprocess.PIPE
+    )
+    os.close(writing)
+    assert result.returncode in (1, 141)
+    assert b"Traceback" not in result.stderr
+
+
+def test_out_may_not_be_a_file_or_below_one(call, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for out, expected in (("file", 2), ("file/run", 5)):
+        code, _, err = call(*PODNET, *SHORT, "--out", out)
+        assert code == expected
+        assert out in err
+    code, _, err = call(*PODNET, *SHORT, "--out", "file", "--reuse")
+    assert code == 4
+    assert contents(tmp_path) == {"file": b"mine"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_out_must_be_writable(call, tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    code, _, err = call(*PODNET, *SHORT, "--out", "closed/run")
+    assert code == 5
+    assert "Permission denied" in err
+
+
+def test_without_out_the_directory_is_named_after_the_experiment(call, tmp_path):
+    code, out, _ = call(*PODNET, *SHORT, "--seed", 3)
+    assert code == 0
+    name = "digits-5_5-podnet-seed3-balanced_epochs=1-epochs=1"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [name]
+    assert out.endswith(f"Run directory: runs/{name}\n")
+
+
+def photos(folder):
+    """Four classes, and in each one image of every kind that needs care."""
+    random = np.random.default_rng(0)
+    for label in ("ant", "bee", "côté", "<b>fly"):
+        (folder / label).mkdir(parents=True)
+        rgb = random.integers(0, 256, (18, 12, 3), dtype=np.uint8)
+        image = Image.fromarray(rgb)
+        rotated = Image.Exif()
+        rotated[0x0112] = 6
+        image.save(folder / label / "plain.png")
+        image.save(folder / label / "rotated.png", exif=rotated)
+        image.convert("L").save(folder / label / "grey.png")
+        image.convert("P").save(folder / label / "palette.png")
+        Image.fromarray(np.dstack([rgb, rgb[..., 0]]), "RGBA").save(folder / label / "alpha.png")
+        Image.fromarray(rgb[..., 0].astype(np.uint16) * 257).save(folder / label / "sixteen.png")
+    return folder
+
+
+FOLDER = ("--scenario", "2,2", "--memory", "2", "--image-size", "16", *SHORT, "backbone=small")
+
+
+def test_a_folder_of_photos_is_learned_end_to_end(call, tmp_path):
+    folder = photos(tmp_path / "photos")
+    before = contents(folder)
+    code, out, _ = call("run", "podnet", "--ccfa", "--data", folder, "--out", "run", *FOLDER)
+    assert code == 0
+    assert "4 classes in 2 stages (2 + 2)" in out
+    config = RunDirectory(tmp_path / "run").read_json("config.json")["resolved"]
+    assert config["class_names"] == ["<b>fly", "ant", "bee", "côté"]
+    assert config["num_training_images"] + config["num_test_images"] == 24
+    assert contents(folder) == before
+
+
+def test_a_broken_image_is_named_before_training(call, tmp_path):
+    broken = photos(tmp_path / "photos") / "bee" / "grey.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    code, _, err = call("run", "podnet", "--data", tmp_path / "photos", "--out", "run", *FOLDER)
+    assert code == 3
+    assert str(broken) in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_runs_are_compared(call, finished):
+    path, _ = finished
+    code, out, _ = call("compare", path, path)
+    assert code == 0
+    average = RunDirectory(path).report().metrics["average_incremental_accuracy"]
+    assert out.count(f"{100 * average:.2f}") >= 2
+    assert "average: mean over all stages" in out
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        ("methods", "podnet"),
+        ("datasets", "cifar100"),
+        ("scenarios", "B50-inc10"),
+        ("orders", "seed-N"),
+        ("backbones", "resnet32-ucir"),
+        ("options", "balanced_epochs"),
+    ],
+)
+def test_everything_can_be_listed(call, what, name):
+    code, out, err = call("list", what)
+    assert (code, err) == (0, "")
+    assert name in out
+
+
+def test_the_doctor_says_what_there_is(call):
+    code, out, _ = call("doctor")
+    assert code == 0
+    assert all(word in out for word in ("torch", "GPU", "digits", "cifar100", "disk"))
+
+
+def test_help_answers_at_once(tmp_path):
+    def processor_seconds():
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    before = processor_seconds()  # a busy machine makes the clock slower, not this
+    result = command("--help", cwd=tmp_path)
+    assert processor_seconds() - before < 0.5
+    assert result.returncode == 0
+    assert all(verb in result.stdout.decode() for verb in ("run", "compare", "list", "doctor"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_on_digits(call, method):
+    changes = [f"{name}=1" for name in ("epochs", "balanced_epochs") if name == "epochs" or method == "podnet"]
+    code, out, _ = call("run", method, "--scenario", "5,5", "--set", *changes, "--out", "run")
+    assert code == 0
+    assert "stage 2/2  10 classes" in out
