@@ -1,7 +1,10 @@
 """What can go wrong for a user, each kind with the exit code the command line gives it."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+Choice = TypeVar("Choice")
 
 
 class CcfaError(Exception):
@@ -46,3 +49,10 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return UsageError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")
+
+
+def choose(kind: str, name: str, choices: Mapping[str, Choice]) -> Choice:
+    """The choice of that name, or the error that names the nearest one."""
+    if name not in choices:
+        raise unknown(kind, name, choices)
+    return choices[name]

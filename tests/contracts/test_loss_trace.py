@@ -2,7 +2,7 @@
 
 A refactoring leaves them alone. A change that is meant to alter them says so in the changelog and writes the file anew:
 
-    python tests/contracts/test_loss_trace.py --write
+    PYTHONPATH=tests python tests/contracts/test_loss_trace.py --write
 
 The settings are this file's own. Everything runs in double precision, so that CPUs which differ in the last bits agree.
 """

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from ccfa.errors import unknown
+from ccfa.errors import choose
 
 
 class Targets(NamedTuple):
@@ -53,9 +53,7 @@ TARGETS: dict[str, TargetRule] = {
 
 def target_rule(name: str) -> TargetRule:
     """The rule of that name."""
-    if name not in TARGETS:
-        raise unknown("target rule", name, TARGETS)
-    return TARGETS[name]
+    return choose("target rule", name, TARGETS)
 
 
 def own_classes(labels: Tensor, num_old: int) -> Tensor:

@@ -58,7 +58,8 @@ class Acceleration:
         forward = _compiled_forward() if self.compile else _forward
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             features = forward(backbone, images)
-        return Features(features.maps, features.embedding.float())
+        embedding = features.embedding
+        return Features(features.maps, embedding.to(torch.promote_types(embedding.dtype, torch.float32)))
 
     def prepare(
         self, step: StepFunction, batch: Tensor, network: nn.Module, optimiser: optim.Optimizer, generator: Generator

@@ -57,6 +57,13 @@ class Learner:
         """Learn the new classes of the next stage."""
         if (stage.index, stage.num_old) != (self.stage.index + 1, self.stage.num_seen):
             raise UsageError(f"{stage} does not follow {self.stage}: learn the stages in order, each once.")
+        if stage.num_seen > self.train.num_classes:
+            raise UsageError(f"{stage} goes beyond the {self.train.num_classes} classes of the training set.")
+        if self.method.needs_memory and self.memory.quota(stage.num_seen) < 1:
+            raise UsageError(
+                f"{self.method.name} needs exemplars, but a memory of {self.method.memory} leaves less than one for "
+                f"each of {stage.num_seen} classes."
+            )
         self.stage = stage
         self.network.head.grow(stage.num_new, self.cpu_generator("head"))
         self.method.prepare(self)
@@ -100,8 +107,7 @@ class Learner:
             if not math.isfinite(means["loss"]):
                 raise DivergedError(
                     f"The loss became {means['loss']} in stage {self.stage.index}, phase {phase.name}, "
-                    f"epoch {epoch} (learning rate {lr:.3g}). "
-                    f"Try a smaller learning rate, e.g. --set lr={phase.lr / 2:g}."
+                    f"epoch {epoch}, at a learning rate of {lr:.3g}. Try a smaller one."
                 )
             self.observer.on_epoch(progress, means, lr, time.monotonic() - began)
 
@@ -129,6 +135,8 @@ class Learner:
 
     def predict(self, images: Tensor) -> Tensor:
         """The class of each uint8 image, by the largest logit."""
+        if self.stage.num_seen == 0:
+            raise UsageError("Nothing to predict yet: learn a stage first.")
         return self._evaluated(images, lambda batch: self.network(batch).argmax(dim=1))
 
     def predict_by_nearest_mean(self, images: Tensor) -> Tensor:

@@ -101,6 +101,10 @@ class Budget:
     per_class: int | None = None
     total: int | None = None
 
+    def __post_init__(self) -> None:
+        if min(self.per_class or 0, self.total or 0) < 0:
+            raise UsageError(f"The memory of exemplars cannot be negative, got {self}.")
+
     def quota(self, num_seen: int) -> int:
         """Exemplars for each class once `num_seen` classes share the memory."""
         if self.total is not None:

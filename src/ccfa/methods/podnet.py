@@ -7,6 +7,7 @@ from ccfa.data import CIFAR100_PODNET, Transforms
 from ccfa.losses.classification import nca as nca_code
 from ccfa.losses.classification import nca_exclusive
 from ccfa.losses.distillation import cosine_distance, pod_spatial, pod_spatial_paper, squared_distance
+from ccfa.errors import choose
 from ccfa.methods.method import Budget, Method, Phase
 from ccfa.methods.parts import (
     EmbeddingDistillation,
@@ -49,10 +50,11 @@ def podnet(
 
     The margin acts in the paper's NCA only: in the published code it cancels.
     """
-    spatial, flat = {
-        "code": (pod_spatial, cosine_distance),
-        "paper": (pod_spatial_paper, squared_distance),
-    }[pod]
+    spatial, flat = choose(
+        "POD formula",
+        pod,
+        {"code": (pod_spatial, cosine_distance), "paper": (pod_spatial_paper, squared_distance)},
+    )
     main = Phase(
         name="main",
         epochs=epochs,
@@ -83,7 +85,7 @@ def podnet(
         transforms=transforms,
         backbone=backbone_named(backbone),
         head=partial(LocalSimilarityHead, num_proxies=num_proxies, margin=margin if nca == "paper" else 0.0),
-        criterion={"code": nca_code, "paper": nca_exclusive}[nca],
+        criterion=choose("NCA formula", nca, {"code": nca_code, "paper": nca_exclusive}),
         phases=Phases(first=(main,), later=(main, balanced)),
         prepare=imprint,
         terms=(

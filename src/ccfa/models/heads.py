@@ -121,12 +121,13 @@ class LocalSimilarityHead(Head):
     def similarities(self, features: Tensor) -> Tensor:
         """sum_p s_cp softmax_p(s_cp), with s_cp = 2 cos(f, w_cp) - 2."""
         cosines = F.linear(F.normalize(features), F.normalize(self.weights, dim=2).flatten(0, 1))
-        similarities = 2 * cosines.view(len(features), -1, self.num_proxies) - 2  # (B, classes, proxies)
+        similarities = 2 * cosines.view(len(features), self.num_classes, self.num_proxies) - 2  # (B, classes, proxies)
         return (similarities.softmax(dim=2) * similarities).sum(dim=2)
 
     def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor:
         """eta * (similarities - delta at the label): the margin acts only where labels are given."""
         similarities = self.similarities(features)
         if labels is not None and self.margin:
-            similarities = similarities - self.margin * F.one_hot(labels, self.num_classes)
+            is_label = labels[:, None] == torch.arange(self.num_classes, device=labels.device)
+            similarities = similarities - self.margin * is_label
         return self.scale * similarities

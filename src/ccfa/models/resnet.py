@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ccfa.errors import unknown
+from ccfa.errors import choose
 from ccfa.models.backbone import Backbone
 
 
@@ -147,6 +147,4 @@ BACKBONES: dict[str, Callable[[int], Backbone]] = {
 
 def backbone_named(name: str) -> Callable[[int], Backbone]:
     """The builder of that name."""
-    if name not in BACKBONES:
-        raise unknown("backbone", name, BACKBONES)
-    return BACKBONES[name]
+    return choose("backbone", name, BACKBONES)
