@@ -1,12 +1,21 @@
 """Augmentations: Cross-Class Feature Augmentation and the samples it works on."""
 
 from ccfa.augmentation.ccfa import CCFA, cross_class_features
-from ccfa.augmentation.samples import Criterion, FeatureAugmentation, Samples, classification_loss
+from ccfa.augmentation.samples import (
+    Criterion,
+    FeatureAugmentation,
+    ImageAugmentation,
+    MixedImages,
+    Samples,
+    classification_loss,
+)
 
 __all__ = [
     "CCFA",
     "Criterion",
     "FeatureAugmentation",
+    "ImageAugmentation",
+    "MixedImages",
     "Samples",
     "classification_loss",
     "cross_class_features",

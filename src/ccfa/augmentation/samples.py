@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Generator, Tensor
 
+from ccfa.data import Stage
 from ccfa.models import Head
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -32,6 +33,37 @@ class Samples(NamedTuple):
             torch.cat([self.labels, labels[:, None].expand(-1, extra + 1)]),
             torch.cat([self.weights, torch.nn.functional.pad(weights[:, None], (0, extra))]),
         )
+
+
+class MixedImages(NamedTuple):
+    """Images, normalised, with one or more weighted labels each."""
+
+    images: Tensor  # (N, C, H, W)
+    labels: Tensor  # (N, L)
+    weights: Tensor  # (N, L)
+
+    @classmethod
+    def of(cls, images: Tensor, labels: Tensor) -> "MixedImages":
+        """Images with one label of weight 1 each."""
+        return cls(images, labels[:, None], torch.ones_like(labels[:, None], dtype=images.dtype))
+
+
+class ImageAugmentation(Protocol):
+    """Makes mixed images out of images: Mixup, CutMix, class mixing, rotations."""
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The names of the phases it acts in."""
+        ...
+
+    @property
+    def in_first_stage(self) -> bool:
+        """Whether it acts in stage 0 too."""
+        ...
+
+    def __call__(self, images: Tensor, labels: Tensor, stage: Stage, generator: Generator) -> MixedImages:
+        """The images to train on; `labels` (N,) are those of the images given."""
+        ...
 
 
 class FeatureAugmentation(Protocol):

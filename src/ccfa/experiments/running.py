@@ -130,7 +130,7 @@ class Evaluations:
         """Predict the test images of all seen classes."""
         self.num_seen.append(stage.num_seen)
         self.labels.append(test.labels.cpu().numpy())
-        self.by_logits.append(learner.predict(test.images).cpu().numpy())
+        self.by_logits.append(learner.predict_by_logits(test.images).cpu().numpy())
         if len(learner.memory):
             self.by_nearest_mean.append(learner.predict_by_nearest_mean(test.images).cpu().numpy())
 

@@ -2,13 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from ccfa.augmentation import Samples, classification_loss
+from ccfa.augmentation import MixedImages, Samples, classification_loss
 from ccfa.data import ImageSet, Stage
 from ccfa.errors import DivergedError, UsageError
 from ccfa.learning.acceleration import Acceleration, memory_errors_explained
@@ -50,6 +50,7 @@ class Learner:
         self.memory = ExemplarMemory(method.memory)
         self.terms = [term().to(self.device) for term in method.terms]
         self.previous: Network | None = None
+        self.initial: Network | None = None
         self.stage = Stage(index=-1, num_old=0, num_seen=0)
         self.network = self._new_network()
 
@@ -65,23 +66,25 @@ class Learner:
                 f"each of {stage.num_seen} classes."
             )
         self.stage = stage
-        self.network.head.grow(stage.num_new, self.cpu_generator("head"))
+        auxiliary = self.method.auxiliary_classes(stage)
+        self.network.head.grow(stage.num_new + auxiliary, self.cpu_generator("head"))
         self.method.prepare(self)
         for index, phase in enumerate(self.method.phases(stage)):
             self._optimise(phase, index)
+        self.network.head.drop(auxiliary)
         for term in self.terms:
             term.conclude(self)
-        self.memory.update(self._select_new())
+        self.memory.update(self.select_new_exemplars())
         self.previous = self.network.frozen_copy()
+        self.initial = self.initial or self.previous
 
-    def _optimise(self, phase: Phase, index: int) -> None:
-        """Run one phase: epochs of batches of steps."""
+    def _optimise(self, phase: Phase, *index: int) -> None:
+        """Run one phase: epochs of batches of steps. `index` says which one it is, for its random numbers."""
         rows = phase.rows(self)
         parameters = [p for p in phase.parameters(self.network) if p.numel()]
         optimiser = phase.optimiser(parameters, phase.lr, phase.weight_decay)
-        draws = self.generator("augmentation", index)
-        self.network.train()
-        self.network.backbone.train(phase.train_batch_norm)
+        draws = self.generator("augmentation", *index)
+        self._set_modes(phase)
 
         def step(batch: Tensor) -> dict[str, Tensor]:
             losses = self._losses(batch, phase, draws)
@@ -94,8 +97,8 @@ class Learner:
         for epoch in range(phase.epochs):
             began = time.monotonic()
             lr = set_learning_rate(optimiser, phase, epoch)
-            draws.manual_seed(seed_of(self.batch_seed, self.stage.index, "augmentation", index, epoch))
-            order = batches(rows, phase.batch_size, self.generator("batches", index, epoch))
+            draws.manual_seed(seed_of(self.batch_seed, self.stage.index, "augmentation", *index, epoch))
+            order = batches(rows, phase.batch_size, self.generator("batches", *index, epoch))
             totals: dict[str, Tensor] = {}
             for number, batch in enumerate(order):
                 with memory_errors_explained(size):
@@ -110,30 +113,46 @@ class Learner:
                     f"epoch {epoch}, at a learning rate of {lr:.3g}. Try a smaller one."
                 )
             self.observer.on_epoch(progress, means, lr, time.monotonic() - began)
+            if phase.after_epoch:
+                self._optimise(phase.after_epoch, *index, epoch)
+                self._set_modes(phase)
+
+    def _set_modes(self, phase: Phase) -> None:
+        """Training mode, with batch norm as the phase wants it."""
+        self.network.train()
+        self.network.backbone.train(phase.train_batch_norm)
 
     def _losses(self, rows: Tensor, phase: Phase, generator: Generator) -> dict[str, Tensor]:
         """One step's losses: L_cls on real and augmented samples, L_dist on real features, and their sum."""
         method, head = self.method, self.network.head
-        images = method.transforms.train(self.train.images[rows], generator)
-        labels = self.train.labels[rows]
+        mixed = MixedImages.of(method.transforms.train(self.train.images[rows], generator), self.train.labels[rows])
+        mix = method.image_augmentation
+        if mix and phase.name in mix.phases and (mix.in_first_stage or self.previous):
+            mixed = mix(mixed.images, mixed.labels[:, 0], self.stage, generator)
+        images = mixed.images
         features = self.acceleration.features(self.network.backbone, images)
 
-        samples = Samples.of(head.embed(features.embedding), labels)
+        samples = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)
         old_head = self.previous.head if self.previous else None
         for augmentation in method.feature_augmentations:
             if phase.name in augmentation.phases:
                 samples = augmentation(samples, head, old_head, method.criterion, generator)
-        losses = {"classification": classification_loss(samples, head, method.criterion)}
+        weight = method.classification_weight(self.stage)
+        losses = {"classification": weight * classification_loss(samples, head, method.criterion)}
 
-        if self.previous and self.terms:
+        if self.previous and self.terms and phase.use_terms:
             with torch.no_grad():
                 previous_features = self.acceleration.features(self.previous.backbone, images)
-            step = Step(self.stage, labels, head, features, self.previous.head, previous_features)
+            step = Step(self.stage, mixed.labels[:, 0], head, features, self.previous.head, previous_features)
             losses |= {term.name: term(step) for term in self.terms}
         losses["loss"] = torch.stack(list(losses.values())).sum()
         return losses
 
     def predict(self, images: Tensor) -> Tensor:
+        """The class of each uint8 image, as the method predicts."""
+        return self.method.predict(self, images)
+
+    def predict_by_logits(self, images: Tensor) -> Tensor:
         """The class of each uint8 image, by the largest logit."""
         if self.stage.num_seen == 0:
             raise UsageError("Nothing to predict yet: learn a stage first.")
@@ -168,7 +187,17 @@ class Learner:
 
     def balanced_rows(self) -> Tensor:
         """Equally many exemplars of every seen class, those of new classes selected now."""
-        return joined(self.memory.rows(self.stage.num_seen) + self._select_new(), self.device)
+        return joined(self.memory.rows(self.stage.num_seen) + self.select_new_exemplars(), self.device)
+
+    def exemplars(self) -> list[Tensor]:
+        """The rows stored of each old class, best first."""
+        return self.memory.classes
+
+    def training_batches(self, batch_size: int, *purpose: object) -> Iterator[tuple[Tensor, Tensor]]:
+        """D'_k once over, in random order: images under the training transform, and their labels."""
+        generator = self.generator(*purpose)
+        for rows in batches(self.training_rows(), batch_size, generator):
+            yield self.method.transforms.train(self.train.images[rows], generator), self.train.labels[rows]
 
     def reset_network(self) -> None:
         """Replace the network by a newly initialised one over all seen classes."""
@@ -184,7 +213,7 @@ class Learner:
         """The like for initialisation: on the CPU, so that every device starts from the same numbers."""
         return named_generator(torch.device("cpu"), self.seed, self.stage.index, *purpose)
 
-    def _select_new(self) -> list[Tensor]:
+    def select_new_exemplars(self) -> list[Tensor]:
         """The exemplars of each new class, chosen with the network as it is now."""
         quota = self.memory.quota(self.stage.num_seen)
         if quota == 0 or self.method.select_exemplars is None:

@@ -11,6 +11,7 @@ from ccfa.methods.method import (
     Step,
     Term,
     with_augmentation,
+    with_image_augmentation,
     with_memory,
 )
 from ccfa.methods.podnet import podnet
@@ -33,5 +34,6 @@ __all__ = [
     "Step",
     "Term",
     "with_augmentation",
+    "with_image_augmentation",
     "with_memory",
 ]

@@ -1,13 +1,13 @@
 """What a method is: a value made of parts, and the records its parts pass to each other."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from torch import Generator, Tensor, nn, optim
 
-from ccfa.augmentation import Criterion, FeatureAugmentation
+from ccfa.augmentation import Criterion, FeatureAugmentation, ImageAugmentation
 from ccfa.data import Stage, Transforms
 from ccfa.errors import UsageError
 from ccfa.models import Backbone, Features, Head, Network
@@ -17,7 +17,7 @@ class Step(NamedTuple):
     """What a term may look at: one batch as the current and the previous network see it."""
 
     stage: Stage
-    labels: Tensor
+    labels: Tensor  # (B,); of mixed images the first label
     head: Head
     features: Features
     previous_head: Head
@@ -27,7 +27,9 @@ class Step(NamedTuple):
 class LearnerView(Protocol):
     """What the parts of a method may ask of the learner."""
 
+    method: "Method"
     network: Network
+    initial: Network | None  # the network after the first stage, frozen
     stage: Stage
 
     def reset_network(self) -> None:
@@ -46,8 +48,28 @@ class LearnerView(Protocol):
         """Equally many exemplars of every seen class, those of new classes selected now."""
         ...
 
+    def exemplars(self) -> list[Tensor]:
+        """The rows stored of each old class, best first."""
+        ...
+
+    def select_new_exemplars(self) -> list[Tensor]:
+        """The exemplars of each new class, chosen with the network as it is now."""
+        ...
+
+    def training_batches(self, batch_size: int, *purpose: object) -> Iterator[tuple[Tensor, Tensor]]:
+        """D'_k once over, in random order: images under the training transform, and their labels."""
+        ...
+
     def embeddings(self, rows: Tensor, flip: bool = False) -> Tensor:
         """Embeddings of training images, in evaluation mode with the test transform."""
+        ...
+
+    def predict_by_logits(self, images: Tensor) -> Tensor:
+        """The class of each uint8 image, by the largest logit."""
+        ...
+
+    def predict_by_nearest_mean(self, images: Tensor) -> Tensor:
+        """The class of each uint8 image, by the nearest mean of exemplars."""
         ...
 
     def generator(self, *purpose: object) -> Generator:
@@ -92,6 +114,8 @@ class Phase:
     weight_decay: float = 0.0
     clip_value: float | None = None  # element-wise clamp of gradients
     train_batch_norm: bool = True  # False: normalise with the running statistics and leave them alone
+    use_terms: bool = True  # False: L_cls alone
+    after_epoch: "Phase | None" = None  # run for its own epochs after each epoch of this phase
 
 
 @dataclass(frozen=True)
@@ -116,6 +140,26 @@ NOTHING = Budget()
 EVERYTHING = Budget(per_class=2**31)
 
 
+def by_logits(learner: LearnerView, images: Tensor) -> Tensor:
+    """Predict by the largest logit."""
+    return learner.predict_by_logits(images)
+
+
+def by_nearest_mean(learner: LearnerView, images: Tensor) -> Tensor:
+    """Predict by the nearest mean of exemplars (iCaRL's rule)."""
+    return learner.predict_by_nearest_mean(images)
+
+
+def always_one(stage: Stage) -> float:
+    """L_cls as it is."""
+    return 1.0
+
+
+def no_auxiliary_classes(stage: Stage) -> int:
+    """Every output is a class."""
+    return 0
+
+
 @dataclass(frozen=True)
 class Method:
     """A class-incremental method: a frozen record of parts. Variants are made with `dataclasses.replace`."""
@@ -128,11 +172,22 @@ class Method:
     phases: Callable[[Stage], tuple[Phase, ...]]
     prepare: Callable[[LearnerView], None]  # once the head has grown, before the first phase
     terms: tuple[Callable[[], Term], ...] = ()
+    classification_weight: Callable[[Stage], float] = always_one  # on L_cls
+    auxiliary_classes: Callable[[Stage], int] = no_auxiliary_classes  # outputs that serve a stage's training only
+    image_augmentation: ImageAugmentation | None = None
     feature_augmentations: tuple[FeatureAugmentation, ...] = ()
     memory: Budget = NOTHING
     needs_memory: bool = False
     select_exemplars: ExemplarSelector | None = None
+    predict: Callable[[LearnerView, Tensor], Tensor] = by_logits
     no_old_head: str = ""  # the reason, where a method keeps no old head to learn from
+
+    def __post_init__(self) -> None:
+        if self.needs_memory and not (self.memory.per_class or self.memory.total):
+            raise UsageError(
+                f"{self.name} needs exemplars, but the memory is 0. "
+                f"Give it at least 1 image per class, or use a method without memory, such as finetune."
+            )
 
 
 def with_augmentation(method: Method, augmentation: FeatureAugmentation) -> Method:
@@ -142,14 +197,16 @@ def with_augmentation(method: Method, augmentation: FeatureAugmentation) -> Meth
     return replace(method, feature_augmentations=(*method.feature_augmentations, augmentation))
 
 
+def with_image_augmentation(method: Method, augmentation: ImageAugmentation) -> Method:
+    """The method with an image augmentation plugged in, unless it mixes images itself."""
+    if method.image_augmentation:
+        raise UsageError(f"{method.name} makes {type(method.image_augmentation).__name__} of its images already.")
+    return replace(method, image_augmentation=augmentation)
+
+
 def with_memory(method: Method, budget: Budget) -> Method:
     """The method with another exemplar memory."""
     if method.memory == NOTHING or method.memory == EVERYTHING:
         kept = "no exemplars" if method.memory == NOTHING else "every image"
         raise UsageError(f"{method.name} keeps {kept}; a memory size has no meaning for it.")
-    if method.needs_memory and not (budget.per_class or budget.total):
-        raise UsageError(
-            f"{method.name} needs exemplars, but the memory is 0. "
-            f"Give it at least 1 image per class, or use a method without memory, such as finetune."
-        )
     return replace(method, memory=budget)

@@ -4,10 +4,10 @@ from functools import partial
 from typing import Literal
 
 from ccfa.data import CIFAR100_PODNET, Transforms
+from ccfa.errors import choose
 from ccfa.losses.classification import nca as nca_code
 from ccfa.losses.classification import nca_exclusive
 from ccfa.losses.distillation import cosine_distance, pod_spatial, pod_spatial_paper, squared_distance
-from ccfa.errors import choose
 from ccfa.methods.method import Budget, Method, Phase
 from ccfa.methods.parts import (
     EmbeddingDistillation,

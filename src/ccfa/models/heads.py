@@ -38,6 +38,10 @@ class Head(nn.Module, ABC):
         self.old = nn.Parameter(self.weights.detach())
         self.new = nn.Parameter(fresh)
 
+    def drop(self, num_auxiliary: int) -> None:
+        """Remove the last rows of the new block: outputs that served training only."""
+        self.new = nn.Parameter(self.new.detach()[: len(self.new) - num_auxiliary].clone())
+
     @abstractmethod
     def initial(self, num_new: int, generator: Generator | None) -> Tensor:
         """Starting values for new classes."""
