@@ -15,7 +15,9 @@ EPOCHS = {"finetune": 8, "joint": 8, "ucir": 10, "podnet": 8}
 
 
 def average_accuracy(method, seed, ccfa=False):
-    options = {"epochs": str(EPOCHS[method])} | ({"balanced_epochs": "8"} if method == "podnet" else {})
+    options = ({"epochs": str(EPOCHS[method])} if method in EPOCHS else {}) | (
+        {"balanced_epochs": "8"} if method == "podnet" else {}
+    )
     resolved = resolve(Experiment(method, ccfa=ccfa, scenario="4,2,2,2", seed=seed, options=options))
     learner = Learner(resolved.method, resolved.train, seed=seed)
     predictions, labels = [], []
@@ -40,6 +42,11 @@ def test_distillation_beats_fine_tuning(accuracies, method):
     gain = accuracies[method] - accuracies["finetune"]
     assert gain.mean() > 2 * standard_error(gain)
     assert gain.mean() > 0.1
+
+
+@pytest.mark.parametrize("method", ["il2a", "pass"])
+def test_methods_without_exemplars_forget_less_than_fine_tuning(accuracies, method):
+    assert average_accuracy(method, SEEDS[0]) > accuracies["finetune"].max() + 0.1
 
 
 @pytest.mark.parametrize("method", ["finetune", "podnet", "ucir"])

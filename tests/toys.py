@@ -8,18 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ccfa.augmentation import CCFA
+from ccfa.augmentation import CCFA, CutMix, Mixup
+from ccfa.augmentation.mixing import PairMixing
 from ccfa.data import ImageSet, Stage, Transforms, split
 from ccfa.errors import UsageError
 from ccfa.learning import Learner, Progress
-from ccfa.methods import METHODS, Budget, Method, Phase, with_augmentation, with_memory
+from ccfa.methods import METHODS, Budget, Method, Phase, with_augmentation, with_image_augmentation, with_memory
 from ccfa.methods.method import EVERYTHING, NOTHING
 
 torch.set_num_threads(1)  # on tensors this small, threads only wait for each other
 
 TOY = Transforms((0.5, 0.5, 0.5), (0.25, 0.25, 0.25), padding=1, flip=True, brightness=0.2)
 STAGES = split(6, 2, 2)
-AUGMENTATIONS: dict[str, Any] = {"nothing": None, "ccfa": CCFA(count=2, steps=3)}
+AUGMENTATIONS: dict[str, Any] = {
+    "nothing": None,
+    "ccfa": CCFA(count=2, steps=3),
+    "mixup": Mixup(),
+    "cutmix": CutMix(),
+}
 
 
 def toy_images(num_classes: int = 6, per_class: int = 12, seed: int = 0) -> ImageSet:
@@ -73,8 +79,15 @@ def has_memory_size(method: Method) -> bool:
 
 def plugged(method: Method, augmentation: str) -> Method:
     """The method with one of AUGMENTATIONS."""
-    chosen = AUGMENTATIONS[augmentation]
-    return method if chosen is None else with_augmentation(method, chosen)
+    return with_any(method, AUGMENTATIONS[augmentation])
+
+
+def with_any(method: Method, augmentation: Any) -> Method:
+    """The method with an augmentation of features or of images, or with none."""
+    if augmentation is None:
+        return method
+    plug_in = with_image_augmentation if isinstance(augmentation, PairMixing) else with_augmentation
+    return plug_in(method, augmentation)
 
 
 def _is_refused(name: str, augmentation: str) -> bool:

@@ -26,6 +26,8 @@ class Run:
     """What to train; `ccfa list methods` shows them."""
     ccfa: bool = False
     """Plug in Cross-Class Feature Augmentation."""
+    mix: Literal["mixup", "cutmix", "manifold-mixup"] | None = None
+    """Mix images, or maps, of the batch."""
     data: str = "digits"
     """digits, cifar100, or the path of an image folder."""
     data_dir: Path | None = None
@@ -47,7 +49,8 @@ class Run:
     batch_seed: int | None = None
     """Seed of batch order and augmentation."""
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")] = ()
-    """Other values for options of the method or, with the prefix ccfa., of CCFA; `ccfa list options` shows them."""
+    """Other values for options of the method or, with the prefix ccfa. or mix., of what is plugged in; `ccfa list
+    options` shows them."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     out: Path | None = None
@@ -138,6 +141,7 @@ def _run(verb: Run, console: "Console") -> None:
     experiment = Experiment(
         method=verb.method,
         ccfa=verb.ccfa,
+        mix=verb.mix,
         data=verb.data,
         scenario=verb.scenario,
         order=verb.order,

@@ -21,8 +21,9 @@ from torch import Generator, Tensor, nn
 from ccfa.augmentation import CCFA
 from ccfa.data import ImageSet, Stage, Transforms, load_digits_images, split
 from ccfa.learning import Learner
-from ccfa.methods import METHODS, Budget, Method, Phase, with_augmentation, with_memory
-from toys import AUGMENTATIONS, COMBINATIONS, Recorder, has_memory_size
+from ccfa.methods import METHODS, Budget, Method, Phase, with_memory
+from ccfa.methods.parts import balanced_exemplars
+from toys import AUGMENTATIONS, COMBINATIONS, Recorder, has_memory_size, with_any
 
 TRACES = Path(__file__).with_name("traces.json")
 NUM_STEPS = 20
@@ -45,14 +46,15 @@ class InDouble(Transforms):
 
 @dataclass(frozen=True)
 class Fixed:
-    """A method's phases with this file's settings: two epochs in the first stage, four in the next."""
+    """A method's phases with this file's settings: two epochs in the first stage, four or more in the next."""
 
     phases: Callable[[Stage], tuple[Phase, ...]]
 
     def __call__(self, stage: Stage) -> tuple[Phase, ...]:
         """The first phase of that stage."""
         main = self.phases(stage)[0]
-        epochs = 2 if stage.index == 0 else 4
+        later = 10 if main.rows is balanced_exemplars else 4  # fewer rows, as many steps
+        epochs = 2 if stage.index == 0 else later
         return (replace(main, epochs=epochs, batch_size=32, lr=0.02, weight_decay=5e-4),)
 
 
@@ -70,10 +72,7 @@ def fixed(name: str, augmentation: str) -> Method:
     )
     if has_memory_size(method):
         method = with_memory(method, Budget(per_class=5))
-    if AUGMENTATIONS[augmentation] is None:
-        return method
-    chosen = {"ccfa": CCFA_FIXED}.get(augmentation, AUGMENTATIONS[augmentation])
-    return with_augmentation(method, chosen)
+    return with_any(method, {"ccfa": CCFA_FIXED}.get(augmentation, AUGMENTATIONS[augmentation]))
 
 
 @cache

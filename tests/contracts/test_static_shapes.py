@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import ccfa.learning.learner as loop
+import ccfa.learning.optimisation as loop
 from ccfa.learning import Learner
 from toys import COMBINATIONS, STAGES, TOY, plugged, tiny, toy_images
 
@@ -85,7 +85,7 @@ def test_the_guard_lets_fixed_shapes_pass():
 def guarded_stages(method: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, str]]:
     """Learn two stages with every step guarded; how many steps of which stage and phase were."""
     learner = Learner(method, toy_images())
-    losses_of, descend, steps = learner._losses, loop.descend, Counter[tuple[int, str]]()
+    losses_of, descend, steps = learner.losses, loop.descend, Counter[tuple[int, str]]()
 
     def guarded_losses(rows, phase, generator):
         with StaticShapes():
@@ -97,7 +97,7 @@ def guarded_stages(method: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[tupl
         with StaticShapes():
             descend(*arguments)
 
-    monkeypatch.setattr(learner, "_losses", guarded_losses)
+    monkeypatch.setattr(learner, "losses", guarded_losses)
     monkeypatch.setattr(loop, "descend", guarded_descend)
     for stage in STAGES[:2]:
         learner.learn(stage)
@@ -112,10 +112,18 @@ def test_every_step_has_static_shapes(name, augmentation, monkeypatch):
     assert set(steps) == expected
 
 
-@pytest.mark.parametrize("options", [{"nca": "paper"}, {"pod": "paper"}])
-def test_the_paper_s_formulas_have_static_shapes(options, monkeypatch):
-    method = plugged(tiny("podnet", epochs=1, **options), "ccfa")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("podnet", {"nca": "paper"}), ("podnet", {"pod": "paper"}), ("afc", {"discrepancy": "paper"})],
+)
+def test_the_paper_s_formulas_have_static_shapes(name, options, monkeypatch):
+    method = plugged(tiny(name, epochs=1, **options), "ccfa")
     assert (1, "balanced") in guarded_stages(method, monkeypatch)
+
+
+def test_a_phase_after_each_epoch_has_static_shapes(monkeypatch):
+    method = tiny("aanet", epochs=1, learn_blend=True)
+    assert (1, "blend") in guarded_stages(method, monkeypatch)
 
 
 def test_transforms_have_static_shapes():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ccfa.augmentation import CutMix
 from ccfa.data import DIGITS, FOLDER, parse_scenario
 from ccfa.errors import DataError, UsageError
 from ccfa.experiments import Experiment, build_method, resolve
@@ -76,6 +77,13 @@ def test_validation_holds_training_images_out_and_says_so():
         ({"options": {"batch_size": "0"}}, "batch size must be at least 1"),
         ({"options": {"ccfa.count": "3"}}, "ccfa.count need --ccfa"),
         ({"ccfa": True, "options": {"ccfa.cont": "3"}}, "Did you mean 'count'"),
+        ({"mix": "cutmx"}, "Did you mean 'cutmix'"),
+        ({"options": {"mix.alpha": "0.5"}}, "mix.alpha need --mix"),
+        ({"ccfa": True, "options": {"mix.alpha": "0.5"}}, "mix.alpha need --mix"),
+        ({"mix": "mixup", "options": {"mix.alpa": "0.5"}}, "Did you mean 'alpha'"),
+        ({"mix": "mixup", "options": {"mix.alpha": "0"}}, "alpha > 0"),
+        ({"method": "il2a", "mix": "mixup"}, "makes ClassMixing of its images already"),
+        ({"method": "pass", "mix": "cutmix"}, "makes Rotations of its images already"),
         ({"ccfa": True, "options": {"ccfa.step_size": "2,1"}}, "step_size"),
         ({"ccfa": True, "options": {"ccfa.target": "most-confidnt"}}, "Did you mean 'most-confident'"),
     ],
@@ -110,6 +118,16 @@ def test_options_reach_the_method_and_its_augmentation():
     assert phase_values(method, "lr") == {0.02, 0.05}
 
 
+def test_options_reach_the_mixing():
+    options = {"mix.alpha": "0.5", "mix.phases": "main", "mix.in_first_stage": "false", "ccfa.count": "1"}
+    method = experiment_method(Experiment("podnet", mix="cutmix", ccfa=True, options=options))
+    assert method.image_augmentation == CutMix(0.5, phases=("main",), in_first_stage=False)
+    assert method.feature_augmentations[0].count == 1
+    headline = resolve(Experiment("podnet", mix="manifold-mixup", ccfa=True)).headline
+    assert headline.startswith("podnet + ManifoldMixup + CCFA · digits")
+    assert resolve(Experiment("il2a")).headline.startswith("il2a · digits")
+
+
 def test_a_preset_is_the_default_and_options_win():
     assert build_method("podnet", "digits").transforms == DIGITS
     assert build_method("podnet", "some/folder").transforms == FOLDER
@@ -140,12 +158,13 @@ def test_the_default_scenario_fits_any_number_of_classes(num_classes):
 
 
 def test_the_configuration_is_json_and_repeats_the_experiment():
-    experiment = Experiment("podnet", ccfa=True, scenario="5,5", memory=3, options={"epochs": "1"})
+    experiment = Experiment("podnet", ccfa=True, mix="mixup", scenario="5,5", memory=3, options={"epochs": "1"})
     config = resolve(experiment).config
     assert json.loads(json.dumps(config)) == config
     assert Experiment(**config["experiment"]) == experiment
     assert config["resolved"]["stage_sizes"] == [5, 5]
     assert config["resolved"]["method"]["feature_augmentations"][0]["part"] == "CCFA"
+    assert config["resolved"]["method"]["image_augmentation"]["alpha"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -153,6 +172,7 @@ def test_the_configuration_is_json_and_repeats_the_experiment():
     [
         {"method": "ucir"},
         {"ccfa": True},
+        {"mix": "mixup"},
         {"data": "photos"},
         {"scenario": "B2-inc2"},
         {"order": "seed-1"},

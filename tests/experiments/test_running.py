@@ -200,6 +200,16 @@ def test_each_seed_matters(finished, tmp_path, changes):
     assert (tmp_path / "other" / name).read_bytes() != (path / name).read_bytes()
 
 
+def test_a_stage_is_judged_by_the_method_s_own_rule(tmp_path):
+    experiment = Experiment("icarl", scenario="5,5", options={"epochs": "1"})
+    report = run(*started(tmp_path / "run", experiment), Audience(), CPU)
+    rows = table(tmp_path / "run" / "stages.csv")
+    assert [float(row["accuracy"]) for row in rows] == report.overall_by_nearest_mean
+    assert [float(row["logits_accuracy"]) for row in rows] == report.overall
+    assert report.own_rule == "nearest mean"
+    assert report.own_metrics == report.metrics_by_nearest_mean
+
+
 def test_a_method_without_exemplars_has_no_nearest_mean(tmp_path):
     experiment = Experiment("finetune", scenario="5,5", options={"epochs": "1"})
     report = run(*started(tmp_path / "run", experiment), Audience(), CPU)

@@ -9,6 +9,7 @@ from ccfa.augmentation import CCFA
 from ccfa.data import Stage, Transforms
 from ccfa.errors import CcfaError, DivergedError, UsageError
 from ccfa.learning import Learner
+from ccfa.learning.optimisation import optimise
 from ccfa.methods import Budget, with_augmentation
 from ccfa.methods.selection import herd
 from toys import STAGES, TOY, Recorder, begun, learned, rows_of, tiny, toy_images
@@ -67,7 +68,7 @@ def test_augmented_features_never_touch_the_terms():
         learner = begun(method, STAGES[1])
         learner.network.train()
         main = method.phases(STAGES[1])[0]
-        return learner._losses(learner.training_rows()[:16], main, learner.generator("one step"))
+        return learner.losses(learner.training_rows()[:16], main, learner.generator("one step"))
 
     without, with_ccfa = losses(tiny("podnet")), losses(with_augmentation(tiny("podnet"), CCFA(count=2)))
     assert torch.equal(without["pod-flat"], with_ccfa["pod-flat"])
@@ -215,7 +216,7 @@ def test_batch_norm_is_left_alone_where_the_phase_says_so():
         balanced = replace(method.phases(STAGES[1])[1], train_batch_norm=train_batch_norm)
         learner = begun(method, STAGES[1])
         before = {key: value.clone() for key, value in learner.network.named_buffers()}
-        learner._optimise(balanced, 1)
+        optimise(learner, balanced, 1)
         return [key for key, value in learner.network.named_buffers() if not torch.equal(value, before[key])]
 
     assert moved(train_batch_norm=False) == []

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ccfa.data import Stage
+from ccfa.learning.optimisation import optimise
 from ccfa.losses.classification import cross_entropy
 from ccfa.methods import METHODS
 from ccfa.methods.baselines import finetune, joint, replay
@@ -61,7 +62,7 @@ def test_joint_training_has_no_old_block():
 def test_every_weight_trains():
     learner = begun(tiny("replay"), STAGES[1])
     before = {key: value.clone() for key, value in learner.network.named_parameters()}
-    learner._optimise(learner.method.phases(STAGES[1])[0], 0)
+    optimise(learner, learner.method.phases(STAGES[1])[0], 0)
     assert not [key for key, value in learner.network.named_parameters() if torch.equal(value, before[key])]
 
 

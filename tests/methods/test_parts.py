@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import reference
+from ccfa.augmentation import Samples
 from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.losses.distillation import cosine_distance, pod_spatial
@@ -153,7 +154,9 @@ def random_step(stage: Stage) -> Step:
     def features() -> Features:
         return Features((torch.randn(4, 2, 3, 3), torch.randn(4, 3, 2, 2)), torch.randn(4, 5))
 
-    return Step(stage, torch.tensor([0, 1, 2, 3]), head, features(), head, features())
+    labels, current = torch.tensor([0, 1, 2, 3]), features()
+    samples = Samples.of(current.embedding, labels)
+    return Step(stage, labels, head, current, head, features(), torch.Generator(), samples, torch.tensor(1.0))
 
 
 def test_embedding_distillation():

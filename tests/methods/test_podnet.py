@@ -9,6 +9,7 @@ from ccfa.data import CIFAR100_PODNET, ImageSet, Stage, class_order, load_cifar1
 from ccfa.errors import UsageError
 from ccfa.learning import Learner
 from ccfa.learning.batches import num_batches
+from ccfa.learning.optimisation import optimise
 from ccfa.losses.classification import nca, nca_exclusive
 from ccfa.losses.distillation import cosine_distance, pod_spatial, pod_spatial_paper, squared_distance
 from ccfa.methods import Budget
@@ -72,7 +73,7 @@ def test_code_and_paper_are_both_there():
 def moved_by(learner: Learner, phase_index: int, stage: Stage) -> set[str]:
     """What of the network's state a phase changes."""
     before = {key: value.clone() for key, value in learner.network.state_dict().items()}
-    learner._optimise(learner.method.phases(stage)[phase_index], phase_index)
+    optimise(learner, learner.method.phases(stage)[phase_index], phase_index)
     return {key for key, value in learner.network.state_dict().items() if not torch.equal(value, before[key])}
 
 
@@ -112,7 +113,7 @@ def test_eta_is_carried_over_the_stages():
     assert eta != 1
     learner = begun(tiny("podnet"), STAGES[1])
     assert learner.network.head.scale.item() == eta == learner.previous.head.scale.item()
-    learner._optimise(learner.method.phases(STAGES[1])[0], 0)
+    optimise(learner, learner.method.phases(STAGES[1])[0], 0)
     assert learner.network.head.scale.item() != eta == learner.previous.head.scale.item()
 
 
@@ -120,7 +121,7 @@ def test_distillation_starts_at_zero_where_only_batch_statistics_differ():
     learner = begun(tiny("podnet"), STAGES[1])
     learner.network.eval()  # as the previous network runs
     main = learner.method.phases(STAGES[1])[0]
-    losses = learner._losses(learner.training_rows(), main, learner.generator("step"))
+    losses = learner.losses(learner.training_rows(), main, learner.generator("step"))
     assert losses["pod-flat"].item() == pytest.approx(0, abs=1e-5)
     assert losses["pod-spatial"].item() == pytest.approx(0, abs=1e-5)
 
@@ -186,13 +187,13 @@ def test_a_few_steps_on_cifar100(cifar100):
     method.prepare(learner)
     main, balanced = (replace(phase, epochs=1) for phase in method.phases(second))
     assert torch.bincount(few.labels[main.rows(learner)]).tolist() == [20] * 50 + [22] * 10
-    learner._optimise(replace(main, rows=every_fifth_row), 0)
+    optimise(learner, replace(main, rows=every_fifth_row), 0)
     assert torch.equal(learner.network.head.old, proxies)
     eta = learner.network.head.scale.item()
     assert eta != learner.previous.head.scale.item()
 
     assert torch.bincount(few.labels[balanced.rows(learner)]).tolist() == [20] * 60
-    learner._optimise(replace(balanced, rows=every_fifth_row), 1)
+    optimise(learner, replace(balanced, rows=every_fifth_row), 1)
     assert not torch.equal(learner.network.head.old, proxies)
     assert learner.network.head.scale.item() == eta
     told = [(p.phase, p.num_batches, p.batch_size, lr) for p, _, lr in recorder.epochs]

@@ -6,6 +6,7 @@ import torch
 
 import reference
 from ccfa.data import CIFAR100_UCIR, Stage, split
+from ccfa.learning.optimisation import optimise
 from ccfa.losses.classification import cross_entropy
 from ccfa.methods.ucir import ucir
 from ccfa.models import CosineHead
@@ -49,7 +50,7 @@ def step_of(stage: Stage):
     with torch.no_grad():
         embedding = learner.network.backbone(images).embedding.double().numpy()
         previous = learner.previous.backbone(images).embedding.double().numpy()
-    losses = learner._losses(rows, method.phases(stage)[0], learner.generator("step"))
+    losses = learner.losses(rows, method.phases(stage)[0], learner.generator("step"))
     return learner, labels.numpy(), embedding, previous, losses
 
 
@@ -84,7 +85,7 @@ def test_old_classes_stay_and_all_else_moves():
     learner = begun(tiny("ucir"), STAGES[1])
     before = {key: value.clone() for key, value in learner.network.state_dict().items()}
     (main,) = learner.method.phases(STAGES[1])
-    learner._optimise(main, 0)
+    optimise(learner, main, 0)
     after = learner.network.state_dict()
     assert torch.equal(after["head.old"], before["head.old"])
     still = [key for key in after if torch.equal(after[key], before[key])]
@@ -99,7 +100,7 @@ def test_scale_starts_at_one_and_is_carried_over():
     assert scale != 1
     again = begun(tiny("ucir"), STAGES[1])
     assert again.network.head.scale.item() == scale == again.previous.head.scale.item()
-    again._optimise(again.method.phases(STAGES[1])[0], 0)
+    optimise(again, again.method.phases(STAGES[1])[0], 0)
     assert again.network.head.scale.item() != scale == again.previous.head.scale.item()
 
 
@@ -118,7 +119,7 @@ def test_balanced_phase_trains_the_classes_alone():
     recorder = Recorder()
     learner = begun(tiny("ucir", balanced_epochs=2), STAGES[1], observer=recorder)
     before = {key: value.clone() for key, value in learner.network.state_dict().items()}
-    learner._optimise(learner.method.phases(STAGES[1])[1], 1)
+    optimise(learner, learner.method.phases(STAGES[1])[1], 1)
     moved = {key for key, value in learner.network.state_dict().items() if not torch.equal(value, before[key])}
     assert moved == {"head.old", "head.new"}  # neither the scale nor the batch norms' statistics
     assert set(recorder.batches[-1][1]) == {"classification", "less-forget", "margin-ranking", "loss"}

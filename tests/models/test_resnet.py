@@ -19,6 +19,7 @@ def num_parameters(module: nn.Module) -> int:
         ("resnet32-podnet", 463_504),
         ("resnet32-ucir", 466_256),
         ("resnet18-podnet", 11_168_832),
+        ("resnet18-il2a", 11_168_832),
         ("resnet18-ucir", 11_176_512),  # the usual ResNet-18's 11,689,512 less its classifier's 513,000
     ],
 )
@@ -33,6 +34,7 @@ def test_published_numbers_of_parameters(name, expected):
         ("resnet32-ucir", 32, [(16, 32), (32, 16), (64, 8)]),
         ("resnet18-podnet", 64, [(64, 32), (128, 16), (256, 8), (512, 4)]),  # half the side after the stem
         ("resnet18-ucir", 64, [(64, 16), (128, 8), (256, 4), (512, 2)]),
+        ("resnet18-il2a", 32, [(64, 32), (128, 16), (256, 8), (512, 4)]),
         ("small", 8, [(16, 8), (32, 4), (64, 2)]),
     ],
 )
@@ -69,6 +71,12 @@ def test_podnet_s_trunk_has_no_relu():
 def test_ucir_s_trunk_has_relu_everywhere_but_at_the_end():
     features = trained_once("resnet32-ucir")(torch.randn(4, 3, 32, 32))
     assert [bool((maps < 0).any()) for maps in features.maps] == [False, False, True]
+
+
+def test_il2a_s_resnet18_has_relu_after_every_sum():
+    backbone = trained_once("resnet18-il2a")
+    assert all(module.relu for module in backbone.modules() if isinstance(module, Block))
+    assert backbone(torch.randn(2, 3, 16, 16)).embedding.min() >= 0
 
 
 def test_podnet_s_resnet18_has_relu_in_the_first_block_of_a_level():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ccfa.augmentation import CCFA
+from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import DATASETS
 from ccfa.evaluation import DEFINITIONS, Report
 from ccfa.experiments.options import schema
@@ -75,8 +75,18 @@ def test_runs_are_compared_line_by_line():
     other = replace(REPORT, metrics=dict.fromkeys(DEFINITIONS, 0.77), seconds=3.0, finished=False)
     text = shown(comparison_table([(Path("runs/a"), REPORT), (Path("runs/b"), other)]))
     first, second = (cells(line) for line in text.splitlines() if line.startswith("│"))
-    assert first == ["runs/a", *(percent(METRICS[name]) for name in COLUMNS), "12 s"]
-    assert second == ["runs/b (unfinished)", *["77.00"] * len(COLUMNS), "3 s"]
+    assert first == ["runs/a", "logits", *(percent(METRICS[name]) for name in COLUMNS), "12 s"]
+    assert second == ["runs/b (unfinished)", "logits", *["77.00"] * len(COLUMNS), "3 s"]
+
+
+def test_a_run_is_judged_by_its_method_s_own_rule():
+    config = {"resolved": {"method": {"predict": "by_nearest_mean"}}}
+    nearest = replace(REPORT, config=config, metrics_by_nearest_mean=dict.fromkeys(DEFINITIONS, 0.4321))
+    (line,) = (cells(line) for line in shown(comparison_table([(Path("a"), nearest)])).splitlines() if "43.21" in line)
+    assert line == ["a", "nearest mean", *["43.21"] * len(COLUMNS), "12 s"]
+    assert "by nearest mean (own rule)" in shown(metrics_table(nearest))
+    assert "by logits (own rule)" in shown(metrics_table(REPORT))
+    assert replace(nearest, metrics_by_nearest_mean=None).own_metrics == METRICS
 
 
 def test_every_column_is_defined():
@@ -108,8 +118,8 @@ def test_what_there_is_to_choose_from(what, names):
 
 def test_every_option_of_every_method_is_listed_with_type_and_default():
     tables = catalogue("options")
-    assert [table.title for table in tables] == [*METHODS, "ccfa"]
-    for table, function in zip(tables, [*METHODS.values(), CCFA], strict=True):
+    assert [table.title for table in tables] == [*METHODS, "ccfa", *MIXES]
+    for table, function in zip(tables, [*METHODS.values(), CCFA, *MIXES.values()], strict=True):
         rows = {row[0]: row for row in map(cells, shown(table).splitlines())}
         assert set(schema(function)) <= set(rows)
     podnet = {row[0]: row for row in map(cells, shown(tables[list(METHODS).index("podnet")]).splitlines())}

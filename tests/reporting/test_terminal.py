@@ -43,8 +43,8 @@ def test_durations(seconds, text):
     ("method", "memory"),
     [
         *((method, {}) for method in METHODS),
-        *((method, {"memory": 3}) for method in ("replay", "ucir", "podnet")),
-        *((method, {"memory_total": 47}) for method in ("replay", "ucir", "podnet")),
+        *((method, {"memory": 3}) for method in ("replay", "ucir", "podnet", "bic")),
+        *((method, {"memory_total": 47}) for method in ("replay", "ucir", "podnet", "bic", "gdumb")),
     ],
 )
 def test_the_plan_is_what_is_trained_on(tmp_path, method, memory):
@@ -83,6 +83,12 @@ def test_piped_output_shows_a_sign_of_life_in_long_phases(monkeypatch):
     # 128 images in 8 seconds
     left = duration((display.total - 128) / 16)
     assert file.getvalue() == f"stage 2/3 · main · epoch 1/2 · 16 images/s · {left} left\n"
+
+
+def test_beside_the_method_s_own_rule_stands_the_other_one():
+    file, plain = console()
+    Display(resolve(Experiment("icarl")), plain).on_stage(Stage(1, 4, 7), {**RESULT, "logits_accuracy": 0.125})
+    assert "accuracy 50.00%  (old 25.00%, new 75.00%)  logits 12.50%" in file.getvalue()
 
 
 def test_a_stage_without_old_classes_or_exemplars_leaves_them_out():

@@ -1,6 +1,7 @@
 """Augmentations: Cross-Class Feature Augmentation and the samples it works on."""
 
 from ccfa.augmentation.ccfa import CCFA, cross_class_features
+from ccfa.augmentation.mixing import MIXES, CutMix, ManifoldMixup, Mixup
 from ccfa.augmentation.samples import (
     Criterion,
     FeatureAugmentation,
@@ -12,10 +13,14 @@ from ccfa.augmentation.samples import (
 
 __all__ = [
     "CCFA",
+    "MIXES",
     "Criterion",
+    "CutMix",
     "FeatureAugmentation",
     "ImageAugmentation",
+    "ManifoldMixup",
     "MixedImages",
+    "Mixup",
     "Samples",
     "classification_loss",
     "cross_class_features",

@@ -1,19 +1,16 @@
 """Cross-Class Feature Augmentation: the paper's section 3.3 and algorithm 1."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
+from ccfa.augmentation.attack import Attack, Scorer, attack_on
 from ccfa.augmentation.samples import Criterion, Samples
 from ccfa.augmentation.targets import TargetRule, most_confident, target_rule
 from ccfa.errors import UsageError
 from ccfa.models import Head
-
-Scorer = Callable[[Tensor], Tensor]
-"""A head as somebody else's loop may have it: features (N, dim) -> logits."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +48,11 @@ class CCFA:
         """The samples followed by `count` augmented ones a row: [Z_k, Z'_k] with [Y, Y_pseudo]."""
         if old_head is None or self.count == 0:
             return samples
-
-        def old_loss(features: Tensor, targets: Tensor) -> Tensor:
-            return criterion(old_head(features, targets), targets)
-
         features, labels, weights = augmented_features(
             samples.features,
             samples.labels,
             head,
-            old_head,
-            old_loss,
+            attack_on(old_head, criterion, samples.features.is_cuda),
             old_head.num_classes,
             generator,
             self,
@@ -89,19 +81,15 @@ def cross_class_features(
     `criterion` gives one loss a row. A weight is 0 where a row has no class to go to, otherwise 1.
     """
     options = CCFA(count=count, steps=steps, step_size=step_size)
-
-    def old_loss(features: Tensor, targets: Tensor) -> Tensor:
-        return criterion(old_head(features), targets)
-
-    return augmented_features(features, labels[:, None], head, old_head, old_loss, num_old, generator, options, target)
+    attack = attack_on(old_head, criterion, features.is_cuda)
+    return augmented_features(features, labels[:, None], head, attack, num_old, generator, options, target)
 
 
 def augmented_features(
     features: Tensor,
     labels: Tensor,
     head: Scorer,
-    old_head: Scorer,
-    old_loss: Criterion,
+    attack: Attack,
     num_old: int,
     generator: Generator,
     options: CCFA,
@@ -112,8 +100,7 @@ def augmented_features(
         source = features.detach().to(torch.promote_types(features.dtype, torch.float32))
         norm = source.norm(dim=1, keepdim=True)  # 1 for heads that normalise; others are attacked at their own scale
         with torch.no_grad():
-            scores = head(source)[:, :num_old]
-        targets = rule(scores, labels, options.count, generator)
+            targets = rule(head(source), labels, num_old, options.count, generator)
 
         copies = (source / norm.clamp(min=1e-12)).repeat(options.count, 1)
         norms = norm.repeat(options.count, 1)
@@ -122,24 +109,8 @@ def augmented_features(
         low, high = options.step_size
         draws = torch.rand(len(copies), 1, generator=generator, device=copies.device, dtype=copies.dtype)
         alpha = low + (high - low) * draws
-        attacked = attack(copies, norms, targets.classes.flatten(), old_loss, alpha, options.steps)
-        with torch.no_grad():
-            pseudo_labels = old_head(attacked)[:, :num_old].argmax(dim=1)
+        attacked, pseudo_labels = attack(copies, norms, targets.classes.flatten(), alpha, options.steps)
     if options.gradient_to_backbone and options.start == "feature":
         # z' = z + constant: the attack itself is not differentiated.
         attacked = features.repeat(options.count, 1) + (attacked - source.repeat(options.count, 1))
     return attacked.to(features.dtype), pseudo_labels, targets.valid.flatten().to(features.dtype)
-
-
-def attack(start: Tensor, norms: Tensor, targets: Tensor, old_loss: Criterion, alpha: Tensor, steps: int) -> Tensor:
-    """z^{n+1} = z^n - alpha sign(grad l_cls(g_{k-1}(z^n), Y_target)), on unit-length features; returns z * norm.
-
-    `old_loss(features, targets)` is l_cls of the old head, one value a row.
-    """
-    z = start
-    for _ in range(steps):
-        with torch.enable_grad():
-            z = z.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(old_loss(z * norms, targets).sum(), z)
-        z = z.detach() - alpha * gradient.sign()
-    return (z * norms).detach()

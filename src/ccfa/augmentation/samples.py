@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 
 from ccfa.data import Stage
 from ccfa.models import Head
+from ccfa.models.backbone import MapMixing
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """l_cls: (logits, labels) -> one value a row."""
@@ -25,6 +26,14 @@ class Samples(NamedTuple):
         """Features with one label of weight 1 each."""
         return cls(features, labels[:, None], torch.ones_like(labels[:, None], dtype=features.dtype))
 
+    def parted(self, num_rows: int) -> tuple["Samples", "Samples"]:
+        """The first rows and the others."""
+        return Samples(*(part[:num_rows] for part in self)), Samples(*(part[num_rows:] for part in self))
+
+    def joined(self, others: "Samples") -> "Samples":
+        """These samples followed by others with as many labels each."""
+        return Samples(*(torch.cat(parts) for parts in zip(self, others, strict=True)))
+
     def and_also(self, features: Tensor, labels: Tensor, weights: Tensor) -> "Samples":
         """These samples followed by others that have a single label each."""
         extra = self.labels.shape[1] - 1
@@ -36,11 +45,12 @@ class Samples(NamedTuple):
 
 
 class MixedImages(NamedTuple):
-    """Images, normalised, with one or more weighted labels each."""
+    """Images, normalised, with one or more weighted labels each; images in addition to a batch's own come last."""
 
     images: Tensor  # (N, C, H, W)
     labels: Tensor  # (N, L)
     weights: Tensor  # (N, L)
+    mixing: MapMixing | None = None  # what the backbone mixes inside
 
     @classmethod
     def of(cls, images: Tensor, labels: Tensor) -> "MixedImages":

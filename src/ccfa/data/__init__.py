@@ -9,12 +9,13 @@ from ccfa.data.folder import load_classes, load_folder
 from ccfa.data.images import ImageSet, require_same_classes
 from ccfa.data.orders import class_order, order_names
 from ccfa.data.stages import Stage, parse_scenario, split
-from ccfa.data.transforms import CIFAR100_PODNET, CIFAR100_UCIR, DIGITS, FOLDER, Transforms
+from ccfa.data.transforms import CIFAR100_PODNET, CIFAR100_UCIR, CIFAR100_UNJITTERED, DIGITS, FOLDER, Transforms
 from ccfa.errors import unknown
 
 __all__ = [
     "CIFAR100_PODNET",
     "CIFAR100_UCIR",
+    "CIFAR100_UNJITTERED",
     "DATASETS",
     "DIGITS",
     "FOLDER",

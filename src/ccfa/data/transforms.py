@@ -1,7 +1,7 @@
 """Image transforms as batched functions of uint8 [B, C, H, W] tensors; shapes never depend on data."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -104,6 +104,7 @@ class Transforms:
 CIFAR100_PODNET = Transforms(
     (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), padding=4, flip=True, brightness=63 / 255
 )
+CIFAR100_UNJITTERED = replace(CIFAR100_PODNET, brightness=0.0)  # iCaRL's, BiC's and GDumb's in PODNet's code base
 CIFAR100_UCIR = Transforms((0.5071, 0.4866, 0.4409), (0.2009, 0.1984, 0.2023), padding=4, flip=True)
 DIGITS = Transforms((0.3063,), (0.3766,), padding=1)  # no flip: a mirrored digit is not that digit
 FOLDER = Transforms((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), padding=4, flip=True, brightness=63 / 255)

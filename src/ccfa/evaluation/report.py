@@ -42,6 +42,19 @@ class Report:
     seconds: float
     finished: bool
 
+    @property
+    def own_rule(self) -> str:
+        """How the method itself predicts."""
+        method = self.config.get("resolved", {}).get("method", {})
+        nearest = method.get("predict") == "by_nearest_mean" and self.metrics_by_nearest_mean is not None
+        return "nearest mean" if nearest else "logits"
+
+    @property
+    def own_metrics(self) -> dict[str, float]:
+        """The metrics by the method's own rule."""
+        nearest = self.metrics_by_nearest_mean if self.own_rule == "nearest mean" else None
+        return nearest or self.metrics
+
     def to_json(self) -> str:
         """The report as JSON, one line per field so that reports compare line by line; NaN is null."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ccfa import data as datasets
-from ccfa.augmentation import CCFA
+from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import ImageSet, Stage
-from ccfa.errors import UsageError, unknown
+from ccfa.errors import UsageError, choose, unknown
 from ccfa.experiments.options import decode_options, describe, plain
 from ccfa.experiments.presets import DEFAULT_ORDER, default_scenario, preset
-from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_memory
+from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_image_augmentation, with_memory
 from ccfa.methods.method import EVERYTHING
 
 
@@ -21,6 +21,7 @@ class Experiment:
 
     method: str
     ccfa: bool = False
+    mix: str | None = None
     data: str = "digits"
     scenario: str | None = None
     order: str | None = None
@@ -35,7 +36,7 @@ class Experiment:
     @property
     def name(self) -> str:
         """A directory name that tells runs apart: whatever differs from the defaults."""
-        parts = [Path(self.data).name, self.scenario, self.order, self.method, "ccfa" if self.ccfa else None]
+        parts = [Path(self.data).name, self.scenario, self.order, self.method, self.mix, "ccfa" if self.ccfa else None]
         named = {
             "m": self.memory,
             "total": self.memory_total,
@@ -78,7 +79,8 @@ class Resolved(NamedTuple):
     @property
     def headline(self) -> str:
         """One line that says what runs."""
-        augmentations = [type(augmentation).__name__ for augmentation in self.method.feature_augmentations]
+        plugged = [self.method.image_augmentation] if self.experiment.mix else []
+        augmentations = [type(plug_in).__name__ for plug_in in (*plugged, *self.method.feature_augmentations)]
         sizes = [stage.num_new for stage in self.stages]
         return (
             f"{' + '.join([self.method.name, *augmentations])} · {self.experiment.data} · "
@@ -113,10 +115,11 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
             f"A memory of {experiment.memory} images per class is larger than the smallest class ({smallest} images). "
             f"Use --memory {smallest} or less, or the method joint to keep every image."
         )
-    if method.memory.total is not None and method.memory.total < train.num_classes:
+    needed = max(method.needs_memory, 1)
+    if method.memory.total is not None and method.memory.total < needed * train.num_classes:
         raise UsageError(
-            f"A memory of {method.memory.total} images in total is less than one for each of {train.num_classes} "
-            f"classes. Use --memory-total {train.num_classes} or more."
+            f"A memory of {method.memory.total} images in total is less than {needed:d} for each of "
+            f"{train.num_classes} classes. Use --memory-total {needed * train.num_classes} or more."
         )
     wanted = method.memory.quota(train.num_classes)
     if method.memory != EVERYTHING and wanted > smallest:
@@ -126,8 +129,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
 
 def experiment_method(experiment: Experiment) -> Method:
     """The method of an experiment: preset, options, memory, augmentation."""
-    own = {name: text for name, text in experiment.options.items() if not name.startswith("ccfa.")}
-    plug_in = {name.removeprefix("ccfa."): text for name, text in experiment.options.items() if name not in own}
+    own = {name: text for name, text in experiment.options.items() if not name.startswith(("ccfa.", "mix."))}
     method = build_method(
         experiment.method,
         experiment.data,
@@ -141,11 +143,26 @@ def experiment_method(experiment: Experiment) -> Method:
         method = with_memory(method, Budget(experiment.memory, experiment.memory_total))
     elif method.needs_memory:
         method = with_memory(method, method.memory)  # refuses a memory of 0 that came as an option
+    if experiment.mix:
+        kind = choose("mixing", experiment.mix, MIXES)
+        method = with_image_augmentation(method, kind(**_plug_in_options(experiment, "mix", kind)))
+    elif _prefixed(experiment, "mix"):
+        raise UsageError(f"Options {', '.join(_prefixed(experiment, 'mix'))} need --mix.")
     if experiment.ccfa:
-        method = with_augmentation(method, CCFA(**decode_options(plug_in, CCFA, "ccfa")))
-    elif plug_in:
-        raise UsageError(f"Options {', '.join('ccfa.' + name for name in plug_in)} need --ccfa.")
+        method = with_augmentation(method, CCFA(**_plug_in_options(experiment, "ccfa", CCFA)))
+    elif _prefixed(experiment, "ccfa"):
+        raise UsageError(f"Options {', '.join(_prefixed(experiment, 'ccfa'))} need --ccfa.")
     return method
+
+
+def _prefixed(experiment: Experiment, plug_in: str) -> dict[str, str]:
+    return {name: text for name, text in experiment.options.items() if name.startswith(plug_in + ".")}
+
+
+def _plug_in_options(experiment: Experiment, plug_in: str, kind: Any) -> dict[str, Any]:
+    """The typed options of a plug-in, given with its prefix."""
+    texts = {name.removeprefix(plug_in + "."): text for name, text in _prefixed(experiment, plug_in).items()}
+    return decode_options(texts, kind, plug_in)
 
 
 def factory(name: str) -> Any:

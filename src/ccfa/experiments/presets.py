@@ -4,8 +4,10 @@ from typing import Any
 
 from ccfa.data import DIGITS, FOLDER
 
-_DIGITS = {"backbone": "small", "transforms": DIGITS, "epochs": 20, "batch_size": 64}
+_DIGITS = {"backbone": "small", "transforms": DIGITS, "epochs": 20, "batch_size": 16}
 _DIGITS_MEMORY = {**_DIGITS, "memory": 4}
+_DIGITS_BALANCED = {**_DIGITS_MEMORY, "balanced_epochs": 10}
+_DIGITS_FREE = {**_DIGITS, "epochs": 10, "batch_size": 64, "lr": 3e-3}
 _FOLDER = {"transforms": FOLDER, "epochs": 40, "batch_size": 64}
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
@@ -15,7 +17,16 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "replay": _DIGITS_MEMORY,
         "joint": _DIGITS,
         "ucir": _DIGITS_MEMORY,
-        "podnet": {**_DIGITS_MEMORY, "balanced_epochs": 10},
+        "podnet": _DIGITS_BALANCED,
+        "icarl": {**_DIGITS_MEMORY, "lr": 0.5},
+        "bic": {**_DIGITS_MEMORY, "correction_epochs": 40},
+        "gdumb": {**_DIGITS_MEMORY, "epochs": 16},  # cycles of the rate end at powers of 2
+        "afc": _DIGITS_BALANCED,
+        "aanet": {**_DIGITS_BALANCED, "epochs": 12},
+        "aanet-ucir": {**_DIGITS_MEMORY, "epochs": 12},
+        "aanet-afc": {**_DIGITS_BALANCED, "epochs": 12},
+        "il2a": {**_DIGITS_FREE, "mixing_rounds": 2},
+        "pass": _DIGITS_FREE,
     },
     "folder": {
         "finetune": _FOLDER,
@@ -23,6 +34,15 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "joint": _FOLDER,
         "ucir": _FOLDER,
         "podnet": _FOLDER,
+        "icarl": {**_FOLDER, "lr": 0.5},
+        "bic": {**_FOLDER, "correction_epochs": 80},
+        "gdumb": {**_FOLDER, "epochs": 32, "batch_size": 16},
+        "afc": _FOLDER,
+        "aanet": _FOLDER,
+        "aanet-ucir": _FOLDER,
+        "aanet-afc": _FOLDER,
+        "il2a": _FOLDER,
+        "pass": _FOLDER,
     },
 }
 

@@ -20,8 +20,12 @@ from ccfa.evaluation import (
     summary,
 )
 from ccfa.experiments.experiment import Resolved
+from ccfa.experiments.first_stage import FirstStages, first_stage_key
 from ccfa.experiments.rundir import RunDirectory, write_atomically
 from ccfa.learning import Learner, Observer, Progress
+from ccfa.learning.acceleration import Acceleration
+from ccfa.methods import Method
+from ccfa.methods.method import by_nearest_mean
 
 
 class Audience(Observer, Protocol):
@@ -58,10 +62,18 @@ class Recorder:
         self.audience.on_epoch(progress, losses, lr, seconds)
 
 
-def run(resolved: Resolved, directory: RunDirectory, audience: Audience, device: torch.device) -> Report:
+def run(
+    resolved: Resolved,
+    directory: RunDirectory,
+    audience: Audience,
+    device: torch.device,
+    acceleration: Acceleration | None = None,
+    first_stages: FirstStages | None = None,
+) -> Report:
     """Learn all stages, evaluate after each, and leave everything in the run directory."""
+    acceleration = acceleration or Acceleration.for_device(device)
     try:
-        report = _learn_all(resolved, directory, audience, device)
+        report = _learn_all(resolved, directory, audience, device, acceleration, first_stages)
     except (KeyboardInterrupt, SystemExit):  # Ctrl-C, and how the command line ends on SIGTERM
         directory.set_status("interrupted")
         raise
@@ -73,7 +85,14 @@ def run(resolved: Resolved, directory: RunDirectory, audience: Audience, device:
     return report
 
 
-def _learn_all(resolved: Resolved, directory: RunDirectory, audience: Audience, device: torch.device) -> Report:
+def _learn_all(
+    resolved: Resolved,
+    directory: RunDirectory,
+    audience: Audience,
+    device: torch.device,
+    acceleration: Acceleration,
+    first_stages: FirstStages | None,
+) -> Report:
     experiment = resolved.experiment
     learner = Learner(
         resolved.method,
@@ -82,14 +101,18 @@ def _learn_all(resolved: Resolved, directory: RunDirectory, audience: Audience, 
         batch_seed=experiment.batch_seed,
         device=device,
         observer=Recorder(directory, audience),
+        acceleration=acceleration,
     )
     test = resolved.test.to(device)
-    evaluations = Evaluations()
+    evaluations = Evaluations(resolved.method)
     rows: list[dict[str, Any]] = []
     began = time.monotonic()
     for stage in resolved.stages:
         started = time.monotonic()
-        learner.learn(stage)
+        if stage.index == 0 and first_stages:
+            first_stages.learn(learner, stage, first_stage_key(resolved, acceleration, device))
+        else:
+            learner.learn(stage)
         _require_finite(learner.network, stage)
         seen = test.subset(test.rows(0, stage.num_seen))
         evaluations.add(learner, seen, stage)
@@ -120,7 +143,8 @@ def _require_finite(network: torch.nn.Module, stage: Stage) -> None:
 class Evaluations:
     """The predictions after each stage so far, and what they amount to."""
 
-    def __init__(self) -> None:
+    def __init__(self, method: Method) -> None:
+        self.own_rule_is_nearest_mean = method.predict is by_nearest_mean
         self.num_seen: list[int] = []
         self.labels: list[NDArray[np.int64]] = []
         self.by_logits: list[NDArray[np.int64]] = []
@@ -140,8 +164,9 @@ class Evaluations:
         return arrays | ({"by_nearest_mean": self.by_nearest_mean[-1]} if self.by_nearest_mean else {})
 
     def row(self, stage: Stage) -> dict[str, Any]:
-        """The last stage's line of stages.csv, accuracies as fractions."""
-        labels, predictions = self.labels[-1], self.by_logits[-1]
+        """The last stage's line of stages.csv, accuracies as fractions, by the method's own rule first."""
+        labels = self.labels[-1]
+        predictions = (self.by_nearest_mean if self.own_rule_is_nearest_mean else self.by_logits)[-1]
         old = labels < stage.num_old
         return {
             "stage": stage.index,
@@ -149,6 +174,7 @@ class Evaluations:
             "accuracy": accuracy(predictions, labels),
             "new_accuracy": accuracy(predictions[~old], labels[~old]),
             "old_accuracy": accuracy(predictions[old], labels[old]) if stage.num_old else None,
+            "logits_accuracy": accuracy(self.by_logits[-1], labels),
             "nearest_mean_accuracy": (accuracy(self.by_nearest_mean[-1], labels) if self.by_nearest_mean else None),
         }
 

@@ -15,6 +15,7 @@ from torch import Generator, Tensor, nn, optim
 
 from ccfa.errors import ResourceError, UsageError
 from ccfa.models import Backbone, Features, Network
+from ccfa.models.backbone import MapMixing
 
 Precision = Literal["float32", "tf32", "bf16"]
 Losses = dict[str, Tensor]
@@ -51,13 +52,13 @@ class Acceleration:
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         return network.to(device)
 
-    def features(self, backbone: Backbone, images: Tensor) -> Features:
+    def features(self, backbone: Backbone, images: Tensor, mixing: MapMixing | None = None) -> Features:
         """A training step's features: maps in the working precision, the embedding in float32."""
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)
         forward = _compiled_forward() if self.compile else _forward
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            features = forward(backbone, images)
+            features = forward(backbone, images, mixing)
         embedding = features.embedding
         return Features(features.maps, embedding.to(torch.promote_types(embedding.dtype, torch.float32)))
 
@@ -69,19 +70,20 @@ class Acceleration:
             allowed = self.precision != "float32"
             torch.backends.cuda.matmul.allow_tf32 = allowed
             torch.backends.cudnn.allow_tf32 = allowed
+            torch.backends.cudnn.benchmark = True  # every batch has the same shape
         rates_can_change = all(isinstance(group["lr"], Tensor) for group in optimiser.param_groups)
         if self.graph and rates_can_change:
             return _captured(step, batch, network, optimiser, generator)
         return step
 
 
-def _forward(backbone: Backbone, images: Tensor) -> Features:
-    features: Features = backbone(images)
+def _forward(backbone: Backbone, images: Tensor, mixing: MapMixing | None) -> Features:
+    features: Features = backbone(images) if mixing is None else backbone(images, mixing)
     return features
 
 
 @functools.cache
-def _compiled_forward() -> Callable[[Backbone, Tensor], Features]:
+def _compiled_forward() -> Callable[[Backbone, Tensor, MapMixing | None], Features]:
     """Compiled as a function of the backbone, so that one compilation serves every stage's network."""
     return torch.compile(_forward, dynamic=False)
 
@@ -102,6 +104,9 @@ def _captured(
         torch.cuda.current_stream().wait_stream(side)
         for tensor, value in zip(state, kept, strict=True):
             tensor.copy_(value)
+        for group in optimiser.param_groups:
+            if "capturable" in group:  # Adam asks to be told; the warm-up above would draw a warning
+                group["capturable"] = True
         for values in optimiser.state.values():  # momentum of zero is what a fresh optimiser starts from
             for value in values.values():
                 if isinstance(value, Tensor):
@@ -117,6 +122,24 @@ def _captured(
         return losses
 
     return replay
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """A stream of one's own, so that runs in several threads share a GPU instead of queueing for it."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        yield
+        stream.synchronize()
+
+
+def suit_threads(num_pixels: int) -> None:
+    """Let tiny images be handled by one CPU thread: sharing them costs more than it gains."""
+    if num_pixels <= 16 * 16:
+        torch.set_num_threads(1)
 
 
 def pick_device(name: str) -> torch.device:

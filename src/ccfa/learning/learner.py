@@ -1,7 +1,6 @@
-"""The learner: the only object that changes, and the one loop."""
+"""The learner: the only object that changes."""
 
-import math
-import time
+import threading
 from collections.abc import Callable, Iterator
 
 import torch
@@ -10,16 +9,17 @@ from torch.nn import functional as F
 
 from ccfa.augmentation import MixedImages, Samples, classification_loss
 from ccfa.data import ImageSet, Stage
-from ccfa.errors import DivergedError, UsageError
-from ccfa.learning.acceleration import Acceleration, memory_errors_explained
-from ccfa.learning.batches import batches, named_generator, seed_of
+from ccfa.errors import UsageError
+from ccfa.learning.acceleration import Acceleration
+from ccfa.learning.batches import batches, named_generator
 from ccfa.learning.memory import ExemplarMemory, joined
-from ccfa.learning.optimisation import descend, set_learning_rate
-from ccfa.learning.progress import Observer, Progress, Unobserved
+from ccfa.learning.optimisation import optimise
+from ccfa.learning.progress import Observer, Unobserved
 from ccfa.methods import Method, Phase, Step
 from ccfa.models import Network
 
 EVALUATION_BATCH = 500
+_GLOBAL_GENERATOR = threading.Lock()  # layers initialise from torch's one generator; runs may share a process
 
 
 class Learner:
@@ -56,94 +56,64 @@ class Learner:
 
     def learn(self, stage: Stage) -> None:
         """Learn the new classes of the next stage."""
+        self.begin(stage)
+        self.optimise()
+        self.conclude()
+
+    def begin(self, stage: Stage) -> None:
+        """Make room for the new classes and prepare them."""
         if (stage.index, stage.num_old) != (self.stage.index + 1, self.stage.num_seen):
             raise UsageError(f"{stage} does not follow {self.stage}: learn the stages in order, each once.")
         if stage.num_seen > self.train.num_classes:
             raise UsageError(f"{stage} goes beyond the {self.train.num_classes} classes of the training set.")
-        if self.method.needs_memory and self.memory.quota(stage.num_seen) < 1:
+        if self.memory.quota(stage.num_seen) < self.method.needs_memory:
             raise UsageError(
-                f"{self.method.name} needs exemplars, but a memory of {self.method.memory} leaves less than one for "
-                f"each of {stage.num_seen} classes."
+                f"{self.method.name} needs exemplars, but a memory of {self.method.memory} leaves less than "
+                f"{self.method.needs_memory:d} for each of {stage.num_seen} classes."
             )
         self.stage = stage
         auxiliary = self.method.auxiliary_classes(stage)
         self.network.head.grow(stage.num_new + auxiliary, self.cpu_generator("head"))
         self.method.prepare(self)
-        for index, phase in enumerate(self.method.phases(stage)):
-            self._optimise(phase, index)
-        self.network.head.drop(auxiliary)
+
+    def optimise(self) -> None:
+        """Run the stage's phases."""
+        for index, phase in enumerate(self.method.phases(self.stage)):
+            optimise(self, phase, index)
+        self.network.head.drop(self.method.auxiliary_classes(self.stage))
+
+    def conclude(self) -> None:
+        """Let the terms remember, choose exemplars, and keep the network as the next stage's `previous`."""
         for term in self.terms:
             term.conclude(self)
         self.memory.update(self.select_new_exemplars())
         self.previous = self.network.frozen_copy()
         self.initial = self.initial or self.previous
 
-    def _optimise(self, phase: Phase, *index: int) -> None:
-        """Run one phase: epochs of batches of steps. `index` says which one it is, for its random numbers."""
-        rows = phase.rows(self)
-        parameters = [p for p in phase.parameters(self.network) if p.numel()]
-        optimiser = phase.optimiser(parameters, phase.lr, phase.weight_decay)
-        draws = self.generator("augmentation", *index)
-        self._set_modes(phase)
-
-        def step(batch: Tensor) -> dict[str, Tensor]:
-            losses = self._losses(batch, phase, draws)
-            descend(losses["loss"], optimiser, parameters, phase.clip_value)
-            return {name: loss.detach() for name, loss in losses.items()}
-
-        size = min(phase.batch_size, len(rows))
-        with memory_errors_explained(size):
-            run_step = self.acceleration.prepare(step, rows[:size], self.network, optimiser, draws)
-        for epoch in range(phase.epochs):
-            began = time.monotonic()
-            lr = set_learning_rate(optimiser, phase, epoch)
-            draws.manual_seed(seed_of(self.batch_seed, self.stage.index, "augmentation", *index, epoch))
-            order = batches(rows, phase.batch_size, self.generator("batches", *index, epoch))
-            totals: dict[str, Tensor] = {}
-            for number, batch in enumerate(order):
-                with memory_errors_explained(size):
-                    losses = run_step(batch)
-                totals = {name: totals.get(name, 0) + loss for name, loss in losses.items()}
-                progress = Progress(self.stage, phase.name, epoch, phase.epochs, number, len(order), size)
-                self.observer.on_batch(progress, losses)
-            means = {name: float(total) / len(order) for name, total in totals.items()}
-            if not math.isfinite(means["loss"]):
-                raise DivergedError(
-                    f"The loss became {means['loss']} in stage {self.stage.index}, phase {phase.name}, "
-                    f"epoch {epoch}, at a learning rate of {lr:.3g}. Try a smaller one."
-                )
-            self.observer.on_epoch(progress, means, lr, time.monotonic() - began)
-            if phase.after_epoch:
-                self._optimise(phase.after_epoch, *index, epoch)
-                self._set_modes(phase)
-
-    def _set_modes(self, phase: Phase) -> None:
-        """Training mode, with batch norm as the phase wants it."""
-        self.network.train()
-        self.network.backbone.train(phase.train_batch_norm)
-
-    def _losses(self, rows: Tensor, phase: Phase, generator: Generator) -> dict[str, Tensor]:
+    def losses(self, rows: Tensor, phase: Phase, generator: Generator) -> dict[str, Tensor]:
         """One step's losses: L_cls on real and augmented samples, L_dist on real features, and their sum."""
         method, head = self.method, self.network.head
         mixed = MixedImages.of(method.transforms.train(self.train.images[rows], generator), self.train.labels[rows])
         mix = method.image_augmentation
         if mix and phase.name in mix.phases and (mix.in_first_stage or self.previous):
             mixed = mix(mixed.images, mixed.labels[:, 0], self.stage, generator)
-        images = mixed.images
-        features = self.acceleration.features(self.network.backbone, images)
+        features = self.acceleration.features(self.network.backbone, mixed.images, mixed.mixing)
 
-        samples = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)
+        batch = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)
+        samples, additional = batch.parted(len(rows))  # mixed classes and rotations are no sources of features
         old_head = self.previous.head if self.previous else None
         for augmentation in method.feature_augmentations:
             if phase.name in augmentation.phases:
                 samples = augmentation(samples, head, old_head, method.criterion, generator)
-        weight = method.classification_weight(self.stage)
+        samples = samples.joined(additional)
+        weight = method.classification_weight(self.stage) if phase.use_terms else 1.0
         losses = {"classification": weight * classification_loss(samples, head, method.criterion)}
 
         if self.previous and self.terms and phase.use_terms:
             with torch.no_grad():
-                previous_features = self.acceleration.features(self.previous.backbone, images)
-            step = Step(self.stage, mixed.labels[:, 0], head, features, self.previous.head, previous_features)
+                previous_features = self.acceleration.features(self.previous.backbone, mixed.images, mixed.mixing)
+            share, old = batch.weights.sum() / samples.weights.sum(), (self.previous.head, previous_features)
+            step = Step(self.stage, mixed.labels[:, 0], head, features, *old, generator, batch, share)
             losses |= {term.name: term(step) for term in self.terms}
         losses["loss"] = torch.stack(list(losses.values())).sum()
         return losses
@@ -225,7 +195,7 @@ class Learner:
 
     def _new_network(self) -> Network:
         """A freshly initialised network without classes."""
-        with torch.random.fork_rng(devices=[]):
+        with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.cpu_generator("backbone").initial_seed())
             backbone = self.method.backbone(self.train.images.shape[1])
         return self.acceleration.place(Network(backbone, self.method.head(backbone.dim)), self.device)

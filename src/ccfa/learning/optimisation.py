@@ -1,8 +1,20 @@
-"""One optimisation step, the only place that calls `backward`."""
+"""The one loop: a phase as epochs of batches of steps, and the only call of `backward`."""
+
+import math
+import time
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn, optim
 
+from ccfa.errors import DivergedError
+from ccfa.learning.acceleration import memory_errors_explained
+from ccfa.learning.batches import batches, seed_of
+from ccfa.learning.progress import Progress
 from ccfa.methods import Phase
+from ccfa.models import Network
+
+if TYPE_CHECKING:
+    from ccfa.learning.learner import Learner
 
 
 def set_learning_rate(optimiser: optim.Optimizer, phase: Phase, epoch: int) -> float:
@@ -16,10 +28,64 @@ def set_learning_rate(optimiser: optim.Optimizer, phase: Phase, epoch: int) -> f
     return lr
 
 
-def descend(loss: Tensor, optimiser: optim.Optimizer, parameters: list[nn.Parameter], clip_value: float | None) -> None:
+def descend(
+    loss: Tensor,
+    optimiser: optim.Optimizer,
+    parameters: list[nn.Parameter],
+    clip_value: float | None,
+    clip_norm: float | None = None,
+) -> None:
     """Move the phase's parameters one step down the loss."""
     optimiser.zero_grad()
     loss.backward(inputs=parameters)
     if clip_value is not None:
         nn.utils.clip_grad_value_(parameters, clip_value)
+    if clip_norm is not None:
+        nn.utils.clip_grad_norm_(parameters, clip_norm)
     optimiser.step()
+
+
+def optimise(learner: "Learner", phase: Phase, *index: int) -> None:
+    """Run one phase; `index` says which one it is, for its random numbers."""
+    rows = phase.rows(learner)
+    parameters = [p for p in phase.parameters(learner.network) if p.numel()]
+    optimiser = phase.optimiser(parameters, phase.lr, phase.weight_decay)
+    draws = learner.generator("augmentation", *index)
+    size = min(phase.batch_size, len(rows))
+
+    def step(batch: Tensor) -> dict[str, Tensor]:
+        losses = learner.losses(batch, phase, draws)
+        descend(losses["loss"], optimiser, parameters, phase.clip_value, phase.clip_norm)
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    set_modes(learner.network, phase)
+    with memory_errors_explained(size):
+        run_step = learner.acceleration.prepare(step, rows[:size], learner.network, optimiser, draws)
+    for epoch in range(phase.epochs):
+        began = time.monotonic()
+        lr = set_learning_rate(optimiser, phase, epoch)
+        draws.manual_seed(seed_of(learner.batch_seed, learner.stage.index, "augmentation", *index, epoch))
+        order = batches(rows, phase.batch_size, learner.generator("batches", *index, epoch))
+        totals: dict[str, Tensor] = {}
+        for number, batch in enumerate(order):
+            with memory_errors_explained(size):
+                losses = run_step(batch)
+            totals = {name: totals.get(name, 0) + loss for name, loss in losses.items()}
+            progress = Progress(learner.stage, phase.name, epoch, phase.epochs, number, len(order), size)
+            learner.observer.on_batch(progress, losses)
+        means = {name: float(total) / len(order) for name, total in totals.items()}
+        if not math.isfinite(means["loss"]):
+            raise DivergedError(
+                f"The loss became {means['loss']} in stage {learner.stage.index}, phase {phase.name}, "
+                f"epoch {epoch}, at a learning rate of {lr:.3g}. Try a smaller one."
+            )
+        learner.observer.on_epoch(progress, means, lr, time.monotonic() - began)
+        if phase.after_epoch:
+            optimise(learner, phase.after_epoch, *index, epoch)
+            set_modes(learner.network, phase)
+
+
+def set_modes(network: Network, phase: Phase) -> None:
+    """Training mode, with batch norm as the phase wants it."""
+    network.train()
+    network.backbone.train(phase.train_batch_norm)

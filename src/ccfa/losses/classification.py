@@ -26,6 +26,12 @@ def nca_exclusive(logits: Tensor, labels: Tensor) -> Tensor:
     return F.relu(_without_label(logits, labels).logsumexp(dim=1) - _at_label(logits, labels))
 
 
+def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """iCaRL's: one sigmoid a class against the one-hot label, averaged over classes."""
+    targets = (labels[:, None] == torch.arange(logits.shape[1], device=labels.device)).to(logits)
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
+
+
 def _at_label(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.gather(1, labels[:, None]).squeeze(1)
 

@@ -28,6 +28,29 @@ def pod_spatial_paper(previous: Sequence[Tensor], current: Sequence[Tensor]) -> 
     return total
 
 
+def weighted_discrepancy(previous: Sequence[Tensor], current: Sequence[Tensor], importance: Sequence[Tensor]) -> Tensor:
+    """AFC's loss as published code computes it: mean over levels, rows and channels of I_c || u(A'_c) - u(A_c) ||_2.
+
+    u squares a channel of a row and normalises it over its positions; `importance` has a value a channel, by level.
+    """
+    distances = [
+        (weights * row_norm(_unit_channels(old) - _unit_channels(new))).mean()
+        for old, new, weights in zip(previous, current, importance, strict=True)
+    ]
+    return torch.stack(distances).mean()
+
+
+def weighted_discrepancy_paper(
+    previous: Sequence[Tensor], current: Sequence[Tensor], importance: Sequence[Tensor]
+) -> Tensor:
+    """AFC's loss as the paper writes it: sum over levels and channels of I_c || A'_c - A_c ||_F^2, mean over rows."""
+    total = current[0].new_zeros((), dtype=importance[0].dtype)
+    for old, new, weights in zip(previous, current, importance, strict=True):
+        squares = (old - new).to(weights.dtype).square().sum(dim=(2, 3))
+        total = total + (weights * squares).sum(dim=1).mean()
+    return total
+
+
 def cosine_distance(previous: Tensor, current: Tensor) -> Tensor:
     """1 - cos, averaged over rows: POD-flat and UCIR's less-forget loss as published code computes them."""
     return (1 - F.cosine_similarity(previous, current)).mean()
@@ -36,6 +59,19 @@ def cosine_distance(previous: Tensor, current: Tensor) -> Tensor:
 def squared_distance(previous: Tensor, current: Tensor) -> Tensor:
     """||h' - h||^2, averaged over rows: POD-flat as the paper writes it."""
     return (previous - current).square().sum(dim=1).mean()
+
+
+def softened_cross_entropy(previous: Tensor, current: Tensor, temperature: float) -> Tensor:
+    """BiC's: -sum_c softmax(o'/T)_c log softmax(o/T)_c over old classes, averaged over rows, without a factor T^2."""
+    targets = (previous / temperature).softmax(dim=1)
+    return -(targets * (current / temperature).log_softmax(dim=1)).sum(dim=1).mean()
+
+
+def sigmoids_for_labels(previous: Tensor, current: Tensor, targets: Tensor, share: Tensor) -> Tensor:
+    """iCaRL's: old classes' BCE to the previous sigmoids, less `share` of that to the labels; a sum a row."""
+    distilled = F.binary_cross_entropy_with_logits(current, previous.sigmoid(), reduction="none")
+    labelled = F.binary_cross_entropy_with_logits(current, targets, reduction="none")
+    return (distilled - share * labelled).sum(dim=1)
 
 
 def row_norm(difference: Tensor) -> Tensor:
@@ -50,3 +86,9 @@ def _pooled(maps: Tensor) -> Tensor:
     """Sums over the width and over the height, concatenated and normalised as one vector a row."""
     strips = torch.cat([maps.sum(dim=3).flatten(1), maps.sum(dim=2).flatten(1)], dim=1)
     return F.normalize(strips)
+
+
+def _unit_channels(maps: Tensor) -> Tensor:
+    """The squared map of each channel as a unit vector (B, C, positions), in single precision at least."""
+    squares = maps.to(torch.promote_types(maps.dtype, torch.float32)).square()
+    return F.normalize(squares.flatten(2), dim=2)

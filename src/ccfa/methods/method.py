@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Generator, Tensor, nn, optim
 
-from ccfa.augmentation import Criterion, FeatureAugmentation, ImageAugmentation
+from ccfa.augmentation import Criterion, FeatureAugmentation, ImageAugmentation, Samples
 from ccfa.data import Stage, Transforms
 from ccfa.errors import UsageError
 from ccfa.models import Backbone, Features, Head, Network
@@ -22,6 +22,9 @@ class Step(NamedTuple):
     features: Features
     previous_head: Head
     previous_features: Features
+    generator: Generator
+    samples: Samples  # the batch in the head's space, as L_cls has it before feature augmentation
+    share: Tensor  # (): of these samples in L_cls; 1 unless there are augmented ones
 
 
 class LearnerView(Protocol):
@@ -113,8 +116,9 @@ class Phase:
     batch_size: int = 128
     weight_decay: float = 0.0
     clip_value: float | None = None  # element-wise clamp of gradients
+    clip_norm: float | None = None  # limit on the norm of all gradients together
     train_batch_norm: bool = True  # False: normalise with the running statistics and leave them alone
-    use_terms: bool = True  # False: L_cls alone
+    use_terms: bool = True  # False: L_cls alone, with a weight of 1
     after_epoch: "Phase | None" = None  # run for its own epochs after each epoch of this phase
 
 
@@ -177,16 +181,17 @@ class Method:
     image_augmentation: ImageAugmentation | None = None
     feature_augmentations: tuple[FeatureAugmentation, ...] = ()
     memory: Budget = NOTHING
-    needs_memory: bool = False
+    needs_memory: int = 0  # exemplars a class without which the method has no meaning
     select_exemplars: ExemplarSelector | None = None
     predict: Callable[[LearnerView, Tensor], Tensor] = by_logits
     no_old_head: str = ""  # the reason, where a method keeps no old head to learn from
 
     def __post_init__(self) -> None:
-        if self.needs_memory and not (self.memory.per_class or self.memory.total):
+        if self.memory.quota(1) < self.needs_memory:
+            images = "image" if self.needs_memory == 1 else "images"
             raise UsageError(
-                f"{self.name} needs exemplars, but the memory is 0. "
-                f"Give it at least 1 image per class, or use a method without memory, such as finetune."
+                f"{self.name} needs exemplars, but the memory is {self.memory.quota(1)}. Give it at least "
+                f"{self.needs_memory:d} {images} per class, or use a method without memory, such as finetune."
             )
 
 

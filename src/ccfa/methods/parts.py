@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Generator, Tensor, nn, optim
 from torch.nn import functional as F
 
 from ccfa.data import Stage
@@ -46,6 +46,12 @@ def sgd(parameters: Sequence[nn.Parameter], lr: float, weight_decay: float) -> o
     return optim.SGD(parameters, rate, momentum=0.9, weight_decay=weight_decay, fused=True)
 
 
+def adam(parameters: Sequence[nn.Parameter], lr: float, weight_decay: float) -> optim.Optimizer:
+    """Adam, the decay being part of the gradient."""
+    rate = torch.tensor(lr, device=parameters[0].device)
+    return optim.Adam(parameters, rate, weight_decay=weight_decay, fused=True)
+
+
 def constant(epoch: int, epochs: int) -> float:
     """The same learning rate throughout."""
     return 1.0
@@ -80,16 +86,22 @@ def imprint(learner: LearnerView) -> None:
     head = learner.network.head
     if not len(head.old):
         return
-    centres = []
-    for label, rows in enumerate(learner.new_classes(), start=learner.stage.num_old):
-        directions = F.normalize(learner.embeddings(rows))
-        if isinstance(head, LocalSimilarityHead):
-            generator = learner.generator("imprint", label)
-            centres.append(kmeans(directions, head.num_proxies, generator))
-        else:
-            centres.append(F.normalize(directions.mean(dim=0), dim=0))
+    directions = [F.normalize(learner.embeddings(rows)) for rows in learner.new_classes()]
+    if isinstance(head, LocalSimilarityHead):
+        centres = _proxies(directions, head.num_proxies, learner.generator("imprint"))
+    else:
+        centres = torch.stack([F.normalize(rows.mean(dim=0), dim=0) for rows in directions])
     with torch.no_grad():
-        head.new.copy_(torch.stack(centres) * head.old.norm(dim=-1).mean())
+        head.new.copy_(centres * head.old.norm(dim=-1).mean())
+
+
+def _proxies(directions: Sequence[Tensor], num_proxies: int, generator: Generator) -> Tensor:
+    """k-means centres of each class; classes of one size are clustered together, which is what they mostly are."""
+    centres = directions[0].new_empty(len(directions), num_proxies, directions[0].shape[1])
+    for size in sorted({len(rows) for rows in directions}):
+        alike = [label for label, rows in enumerate(directions) if len(rows) == size]
+        centres[alike] = kmeans(torch.stack([directions[label] for label in alike]), num_proxies, generator)
+    return centres
 
 
 def start_afresh(learner: LearnerView) -> None:

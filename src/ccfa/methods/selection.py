@@ -46,6 +46,11 @@ def pick_at_random(embeddings: Sequence[Tensor], num_exemplars: int, generator: 
     ]
 
 
+def pick_first(embeddings: Sequence[Tensor], num_exemplars: int, generator: Generator) -> list[Tensor]:
+    """The first exemplars of each class, as they are stored."""
+    return [torch.arange(min(num_exemplars, len(rows)), device=rows.device) for rows in embeddings]
+
+
 def _filled(order: dict[int, None], wanted: int, size: int) -> list[int]:
     """The first `wanted` picks, completed in storage order where identical images kept herding in one place."""
     return [*order, *(row for row in range(size) if row not in order)][:wanted]

@@ -1,5 +1,6 @@
 """Backbones, heads, and the network they make together."""
 
+from ccfa.models.adjusted import CorrectedLinearHead, NormalisedLinearHead
 from ccfa.models.backbone import Backbone, Features
 from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead
 from ccfa.models.network import Network
@@ -8,10 +9,12 @@ from ccfa.models.resnet import BACKBONES
 __all__ = [
     "BACKBONES",
     "Backbone",
+    "CorrectedLinearHead",
     "CosineHead",
     "Features",
     "Head",
     "LinearHead",
     "LocalSimilarityHead",
     "Network",
+    "NormalisedLinearHead",
 ]

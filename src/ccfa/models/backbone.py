@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 
@@ -12,6 +13,20 @@ class Features(NamedTuple):
     embedding: Tensor  # (B, dim)
 
 
+class MapMixing(NamedTuple):
+    """Row i becomes share * row i + (1 - share) * row partners[i], before the level drawn for the batch."""
+
+    level: Tensor  # ()
+    partners: Tensor  # (B,)
+    share: Tensor  # ()
+
+
+def mixed_before(level: int, maps: Tensor, mixing: MapMixing) -> Tensor:
+    """What enters a level: mixed if it is the chosen one, decided on the device."""
+    share = torch.where(mixing.level == level, mixing.share, torch.ones_like(mixing.share)).to(maps.dtype)
+    return share * maps + (1 - share) * maps[mixing.partners]
+
+
 class Backbone(nn.Module):
     """f: a chain of levels followed by global average pooling."""
 
@@ -20,10 +35,12 @@ class Backbone(nn.Module):
         self.levels = nn.ModuleList(levels)
         self.dim = dim
 
-    def forward(self, images: Tensor) -> Features:
-        """The features of normalised images."""
+    def forward(self, images: Tensor, mixing: MapMixing | None = None) -> Features:
+        """The features of normalised images, mixed on the way where that is asked for."""
         maps = []
-        for level in self.levels:
+        for index, level in enumerate(self.levels):
+            if mixing is not None:
+                images = mixed_before(index, images, mixing)
             images = level(images)
             maps.append(images)
         return Features(tuple(maps), maps[-1].mean(dim=(2, 3)))

@@ -21,7 +21,7 @@ class ResNet:
     strides: tuple[int, ...]  # of the first block of each level
     stem: Literal["3x3", "3x3-pool", "7x7-pool"] = "3x3"
     shortcut: Literal["pad", "project"] = "pad"
-    relu_after_sum: Literal["never", "first-of-level", "not-last"] = "never"
+    relu_after_sum: Literal["never", "first-of-level", "not-last", "always"] = "never"
     zero_init_residual: bool = True  # the second batch norm of each block starts at 0
 
     def __call__(self, channels: int = 3) -> Backbone:
@@ -32,7 +32,7 @@ class ResNet:
             modules: list[nn.Module] = _stem(self.stem, channels, width) if level == 0 else []
             for index in range(num_blocks):
                 is_last = level == len(self.widths) - 1 and index == num_blocks - 1
-                relu = {"never": False, "first-of-level": index == 0, "not-last": not is_last}
+                relu = {"never": False, "first-of-level": index == 0, "not-last": not is_last, "always": True}
                 modules.append(Block(width, out, stride if index == 0 else 1, self.shortcut, relu[self.relu_after_sum]))
                 width = out
             levels.append(nn.Sequential(*modules))
@@ -133,6 +133,15 @@ resnet18_ucir = ResNet(
     relu_after_sum="not-last",
     zero_init_residual=False,
 )
+# IL2A's and PASS's CIFAR network: ReLU after every sum, hence an embedding without negative values.
+resnet18_il2a = ResNet(
+    (64, 128, 256, 512),
+    (2, 2, 2, 2),
+    (1, 2, 2, 2),
+    shortcut="project",
+    relu_after_sum="always",
+    zero_init_residual=False,
+)
 # For 8x8 digits: PODNet's kind of trunk with one block a level.
 small = ResNet((16, 32, 64), (1, 1, 1), (1, 2, 2))
 
@@ -141,6 +150,7 @@ BACKBONES: dict[str, Callable[[int], Backbone]] = {
     "resnet32-ucir": resnet32_ucir,
     "resnet18-podnet": resnet18_podnet,
     "resnet18-ucir": resnet18_ucir,
+    "resnet18-il2a": resnet18_il2a,
     "small": small,
 }
 

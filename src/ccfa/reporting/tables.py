@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ccfa.augmentation import CCFA
+from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import DATASETS, order_names
 from ccfa.evaluation import DEFINITIONS, Report
 from ccfa.experiments.options import schema
@@ -28,8 +28,9 @@ def metrics_table(report: Report) -> Table:
     """Every metric of a run with its definition, by logits and by nearest mean."""
     table = Table(title=report.name, title_justify="left")
     table.add_column("percent", no_wrap=True)
-    for heading in ("by logits", "by nearest mean"):
-        table.add_column(heading, justify="right")
+    for rule in ("logits", "nearest mean"):
+        own = " (own rule)" if rule == report.own_rule else ""
+        table.add_column(f"by {rule}{own}", justify="right")
     table.add_column("definition")
     for name, definition in DEFINITIONS.items():
         nearest = report.metrics_by_nearest_mean
@@ -39,12 +40,14 @@ def metrics_table(report: Report) -> Table:
 
 
 def comparison_table(runs: Sequence[tuple[Path, Report]]) -> Table:
-    """Runs side by side, a line each."""
-    table = Table("run", *COLUMNS.values(), "time", title="percent, by logits", title_justify="left")
+    """Runs side by side, a line each, by the rule that its method predicts with."""
+    table = Table("run", "by", *COLUMNS.values(), "time", title="percent", title_justify="left")
     for path, report in runs:
-        values = [percent(report.metrics[name]) for name in COLUMNS]
+        values = [percent(report.own_metrics[name]) for name in COLUMNS]
         name = f"{path}" if report.finished else f"{path} (unfinished)"
-        table.add_row(name, *values, f"{report.seconds:.0f} s", style=None if report.finished else "dim")
+        table.add_row(
+            name, report.own_rule, *values, f"{report.seconds:.0f} s", style=None if report.finished else "dim"
+        )
     return table
 
 
@@ -63,7 +66,7 @@ def catalogue(what: str) -> list[Table]:
     if what == "methods":
         return [_methods()]
     if what == "options":
-        factories: dict[str, Callable[..., Any]] = {**METHODS, "ccfa": CCFA}
+        factories: dict[str, Callable[..., Any]] = {**METHODS, "ccfa": CCFA, **MIXES}
         return [_options(name, function) for name, function in factories.items()]
     names: dict[str, Mapping[str, str]] = {
         "datasets": {**DATASETS, "PATH": "an image folder: train/<class>/ and test/<class>/, or <class>/"},

@@ -12,7 +12,8 @@ from ccfa.data import Stage
 from ccfa.experiments.experiment import Resolved
 from ccfa.learning import Progress
 from ccfa.learning.batches import num_batches
-from ccfa.methods.method import RowSelector
+from ccfa.methods.holding_out import held_out, not_held_out, num_held_out
+from ccfa.methods.method import RowSelector, by_nearest_mean
 from ccfa.methods.parts import balanced_exemplars, new_and_exemplars
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -26,6 +27,9 @@ class Display:
         self.console = console
         self.num_stages = len(resolved.stages)
         self.total = planned_images(resolved)
+        # Shown beside the method's own accuracy is the one by the other rule.
+        nearest = resolved.method.predict is by_nearest_mean
+        self.other_rule = ("logits", "logits_accuracy") if nearest else ("nearest mean", "nearest_mean_accuracy")
         self.done = 0
         self.accuracies: list[float] = []
         self.began = time.monotonic()
@@ -64,8 +68,9 @@ class Display:
         ]
         if result["old_accuracy"] is not None:
             parts.append(f"(old {result['old_accuracy']:.2%}, new {result['new_accuracy']:.2%})")
-        if result["nearest_mean_accuracy"] is not None:
-            parts.append(f"nearest mean {result['nearest_mean_accuracy']:.2%}")
+        rule, column = self.other_rule
+        if result[column] is not None:
+            parts.append(f"{rule} {result[column]:.2%}")
         parts.append(f"{result['seconds']:.1f} s")
         self.console.print("  ".join(parts), soft_wrap=True)
 
@@ -92,9 +97,14 @@ def planned_images(resolved: Resolved) -> int:
     for stage in resolved.stages:
         new = sum(sizes[stage.num_old : stage.num_seen])
         old_quota, quota = budget.quota(max(stage.num_old, 1)), budget.quota(stage.num_seen)
+        stored = [min(size, old_quota) for size in sizes[: stage.num_old]]
+        balanced = [min(size, quota) for size in sizes[: stage.num_seen]]
+        apart = sum(map(num_held_out, stored + balanced[stage.num_old :]))
         rows: dict[RowSelector, int] = {
-            new_and_exemplars: new + sum(min(size, old_quota) for size in sizes[: stage.num_old]),
-            balanced_exemplars: sum(min(size, quota) for size in sizes[: stage.num_seen]),
+            new_and_exemplars: new + sum(stored),
+            balanced_exemplars: sum(balanced),
+            not_held_out: new + sum(stored) - apart,
+            held_out: sum(map(num_held_out, balanced)),
         }
         for phase in resolved.method.phases(stage):
             num_rows = rows.get(phase.rows, new)

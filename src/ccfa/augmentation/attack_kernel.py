@@ -1,0 +1,154 @@
+"""The whole N-step attack as one Triton kernel, for heads on the sphere; `closed_form.py` is the plain version.
+
+Each program keeps a few features in registers and walks over the old classes three times a step at most: once for the
+softmax's normaliser, once for the gradient, and after the last step once more for the pseudo-label.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+
+from ccfa.augmentation.samples import Criterion
+from ccfa.losses.classification import cross_entropy, nca, nca_exclusive
+from ccfa.models import CosineHead, Head, LocalSimilarityHead
+
+CRITERIA: dict[Criterion, int] = {cross_entropy: 0, nca: 1, nca_exclusive: 2}
+ROWS = 16
+
+
+def supports(head: Head, criterion: Criterion) -> bool:
+    """Whether the kernel computes this head's and this criterion's attack."""
+    plain_margin = type(head) is LocalSimilarityHead and head.margin == 0
+    power_of_two = 16 <= head.dim <= 512 and head.dim & (head.dim - 1) == 0
+    return (plain_margin or type(head) is CosineHead) and power_of_two and criterion in CRITERIA
+
+
+def fused_attack(
+    old_head: Head, criterion: Criterion, start: Tensor, norms: Tensor, targets: Tensor, alpha: Tensor, steps: int
+) -> tuple[Tensor, Tensor]:
+    """The attacked features and their pseudo-labels; a head on the sphere does not see `norms`."""
+    if isinstance(old_head, LocalSimilarityHead):
+        num_proxies, slope, shift = old_head.num_proxies, 2.0, -2.0
+    else:
+        num_proxies, slope, shift = 1, 1.0, 0.0
+    padded = triton.next_power_of_2(num_proxies)
+    directions = F.normalize(old_head.weights.view(old_head.num_classes, num_proxies, -1), dim=2)
+    directions = F.pad(directions, (0, 0, 0, padded - num_proxies)).contiguous()
+    attacked = start.float().contiguous().clone()
+    labels = targets.new_empty(len(attacked))
+    _attack[(triton.cdiv(len(attacked), ROWS),)](
+        attacked,
+        directions,
+        targets.contiguous(),
+        alpha.contiguous(),
+        old_head.scale,
+        labels,
+        len(attacked),
+        old_head.num_classes,
+        steps,
+        slope,
+        shift,
+        CRITERION=CRITERIA[criterion],
+        DIM=start.shape[1],
+        NUM_PROXIES=num_proxies,
+        PROXIES=padded,
+        CLASSES=max(1, (64 if start.shape[1] <= 128 else 16) // padded),
+        ROWS=ROWS,
+        num_warps=4 if start.shape[1] <= 128 else 8,
+    )
+    return attacked * norms, labels
+
+
+@triton.jit
+def _scores(
+    unit, directions, first, num_classes, scale, slope, shift,
+    DIM: tl.constexpr, NUM_PROXIES: tl.constexpr, PROXIES: tl.constexpr, CLASSES: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """A tile of classes: its directions, logits, and dy/ds of each proxy."""
+    columns = first * PROXIES + tl.arange(0, CLASSES * PROXIES)
+    dims = tl.arange(0, DIM)
+    inside = columns[:, None] < num_classes * PROXIES
+    tile = tl.load(directions + columns[:, None] * DIM + dims[None, :], mask=inside, other=0.0)
+    s = slope * tl.dot(unit, tl.trans(tile), input_precision="tf32x3") + shift
+    s = tl.reshape(s, [ROWS, CLASSES, PROXIES])
+    real = (tl.arange(0, PROXIES) < NUM_PROXIES)[None, None, :]
+    powers = tl.where(real, tl.exp(s - tl.max(tl.where(real, s, -1e30), axis=2)[:, :, None]), 0.0)
+    weights = powers / tl.sum(powers, axis=2)[:, :, None]
+    y = tl.sum(weights * s, axis=2)
+    inner = weights * (1.0 + s - y[:, :, None])
+    classes = first + tl.arange(0, CLASSES)
+    logits = tl.where((classes < num_classes)[None, :], scale * y, -1e30)
+    return tile, classes, logits, inner
+
+
+@triton.jit
+def _attack(
+    features, directions, targets, alphas, scale_pointer, labels, num_rows, num_classes, steps, slope, shift,
+    CRITERION: tl.constexpr, DIM: tl.constexpr, NUM_PROXIES: tl.constexpr, PROXIES: tl.constexpr,
+    CLASSES: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    dims = tl.arange(0, DIM)
+    inside = rows < num_rows
+    places = features + rows[:, None] * DIM + dims[None, :]
+    z = tl.load(places, mask=inside[:, None], other=1.0)
+    target = tl.load(targets + rows, mask=inside, other=0).to(tl.int32)
+    alpha = tl.load(alphas + rows, mask=inside, other=0.0)
+    scale = tl.load(scale_pointer)
+
+    for _ in range(steps):
+        unit = z / tl.maximum(tl.sqrt(tl.sum(z * z, axis=1)), 1e-12)[:, None]
+        largest = tl.full([ROWS], -1e30, tl.float32)
+        total = tl.zeros([ROWS], tl.float32)  # of exp(logit - largest), with the target for cross-entropy only
+        own = tl.zeros([ROWS], tl.float32)
+        best = tl.zeros([ROWS], tl.int32)
+        for first in range(0, num_classes, CLASSES):
+            _, classes, logits, _ = _scores(
+                unit, directions, first, num_classes, scale, slope, shift, DIM, NUM_PROXIES, PROXIES, CLASSES, ROWS
+            )
+            is_target = classes[None, :] == target[:, None]
+            peak = tl.max(logits, axis=1)
+            best = tl.where(peak > largest, first + tl.argmax(logits, axis=1), best)
+            updated = tl.maximum(largest, peak)
+            powers = tl.exp(logits - updated[:, None])
+            if CRITERION != 0:
+                powers = tl.where(is_target, 0.0, powers)
+            total = total * tl.exp(largest - updated) + tl.sum(powers, axis=1)
+            own += tl.sum(tl.where(is_target, logits, 0.0), axis=1)
+            largest = updated
+        denominator = total + 1.0 if CRITERION == 1 else total
+
+        gradient = tl.zeros([ROWS, DIM], tl.float32)
+        for first in range(0, num_classes, CLASSES):
+            tile, classes, logits, inner = _scores(
+                unit, directions, first, num_classes, scale, slope, shift, DIM, NUM_PROXIES, PROXIES, CLASSES, ROWS
+            )
+            is_target = classes[None, :] == target[:, None]
+            shares = tl.exp(logits - largest[:, None])
+            if CRITERION != 0:
+                shares = tl.where(is_target, 0.0, shares)
+            if CRITERION == 1:
+                shares += tl.where(classes[None, :] == best[:, None], 1.0, 0.0)
+            by_class = shares / denominator[:, None] - tl.where(is_target, 1.0, 0.0)
+            by_proxy = tl.reshape(by_class[:, :, None] * inner, [ROWS, CLASSES * PROXIES])
+            gradient += tl.dot(by_proxy, tile, input_precision="tf32x3")
+        gradient *= slope * scale
+        if CRITERION == 2:
+            active = tl.log(denominator) + largest > own
+            gradient = tl.where(active[:, None], gradient, 0.0)
+        gradient -= tl.sum(gradient * unit, axis=1)[:, None] * unit
+        z -= alpha[:, None] * (tl.where(gradient > 0, 1.0, 0.0) - tl.where(gradient < 0, 1.0, 0.0))
+
+    tl.store(places, z, mask=inside[:, None])
+    unit = z / tl.maximum(tl.sqrt(tl.sum(z * z, axis=1)), 1e-12)[:, None]
+    largest = tl.full([ROWS], -1e30, tl.float32)
+    best = tl.zeros([ROWS], tl.int32)
+    for first in range(0, num_classes, CLASSES):
+        _, _, logits, _ = _scores(
+            unit, directions, first, num_classes, scale, slope, shift, DIM, NUM_PROXIES, PROXIES, CLASSES, ROWS
+        )
+        peak = tl.max(logits, axis=1)
+        best = tl.where(peak > largest, first + tl.argmax(logits, axis=1), best)
+        largest = tl.maximum(largest, peak)
+    tl.store(labels + rows, best.to(tl.int64), mask=inside)

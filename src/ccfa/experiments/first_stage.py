@@ -1,0 +1,111 @@
+"""The first stage, trained once and reused by every run that shares it."""
+
+import hashlib
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+import ccfa
+from ccfa.data import Stage
+from ccfa.errors import ModelError
+from ccfa.experiments.experiment import Resolved
+from ccfa.experiments.options import describe
+from ccfa.experiments.rundir import write_atomically
+from ccfa.learning import Learner
+from ccfa.learning.acceleration import Acceleration
+from ccfa.methods.parts import new_and_exemplars
+
+
+class FirstStages:
+    """A folder of networks after the first stage's training, each under the digest of everything it was made from."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def learn(self, learner: Learner, stage: Stage, key: str) -> None:
+        """Learn the first stage, or take it from the one who has: same weights, same everything after."""
+        with self._locks[key]:  # of several runs in this process, one trains and the others wait
+            learner.begin(stage)
+            trained = self.load(key)
+            if trained is None:
+                learner.optimise()
+                self.store(key, learner.network)
+            else:
+                learner.network.head.drop(learner.method.auxiliary_classes(stage))
+                learner.network.load_state_dict(trained)
+        learner.conclude()
+
+    def path(self, key: str) -> Path:
+        """Where the network of a key is."""
+        return self.folder / f"{key}.safetensors"
+
+    def load(self, key: str) -> Mapping[str, Tensor] | None:
+        """The weights of a key, or None where nobody has trained them yet."""
+        path = self.path(key)
+        if not path.exists():
+            return None
+        try:
+            return load(path.read_bytes())
+        except SafetensorError as error:
+            raise ModelError(f"{path} is damaged ({error}). Remove it to train that first stage again.") from error
+
+    def store(self, key: str, network: torch.nn.Module) -> None:
+        """Keep a network for others."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
+        write_atomically(self.path(key), save(weights))
+
+
+def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torch.device) -> str:
+    """The digest of all that the first stage reads: parts of the method, data, seeds, precision, code."""
+    method, stage = resolved.method, resolved.stages[0]
+    rows = resolved.train.rows(0, stage.num_seen)
+    digest = hashlib.sha256()
+    digest.update(resolved.train.images[rows].numpy().tobytes())
+    digest.update(resolved.train.labels[rows].numpy().tobytes())
+    read = {
+        "parts": [
+            describe(part)
+            for part in (
+                method.transforms,
+                method.backbone,
+                method.head,
+                method.criterion,
+                method.phases(stage),
+                method.prepare,
+                method.auxiliary_classes(stage),
+                method.classification_weight(stage),
+                # Feature augmentations that need an old head do nothing in the first stage.
+                [part for part in method.feature_augmentations if not part.needs_old_head],
+                method.image_augmentation,
+                # Exemplars are chosen after training, unless a phase asks for them.
+                None if all(phase.rows is new_and_exemplars for phase in method.phases(stage)) else method.memory,
+            )
+        ],
+        "channels": resolved.train.images.shape[1],
+        "classes": stage.num_seen,
+        "seeds": [resolved.experiment.seed, resolved.experiment.batch_seed],
+        "precision": describe(acceleration),
+        "device": device.type,
+        "torch": str(torch.__version__),
+        "code": _code_digest(),
+    }
+    digest.update(json.dumps(read, sort_keys=True, default=repr).encode())
+    return digest.hexdigest()[:32]
+
+
+def _code_digest() -> str:
+    """The digest of the package's own source: any change of code is another first stage."""
+    digest = hashlib.sha256()
+    package = Path(ccfa.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,240 @@
+"""Balanced targets against the linear program solved exactly, and what must hold whatever the scores are."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+from scipy.sparse import coo_array, eye_array, vstack
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from ccfa.augmentation import CCFA, Samples
+from ccfa.augmentation.balanced import draw_places, onto_simplex, solve
+from ccfa.augmentation.targets import Balanced, most_confident, target_rule
+from ccfa.errors import UsageError
+from ccfa.losses.classification import cross_entropy
+from ccfa.models.heads import CosineHead
+
+NUM_ROWS, TOLERANCE = 128, 0.003
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def allowed_confidences(confidences, labels, num_old: int, k: int):
+    """W (N, old) with NaN wherever S must be zero: the own classes and all but the k highest others."""
+    matrix = np.array(confidences[:, :num_old], dtype=np.float64)
+    for row, own in zip(matrix, labels, strict=True):
+        row[[label for label in own if label < num_old]] = np.nan
+        best = np.argsort(np.where(np.isnan(row), -np.inf, row))[::-1][:k]
+        row[np.setdiff1d(np.arange(num_old), best)] = np.nan
+    return matrix
+
+
+def optimum(matrix) -> float:
+    """The value of eq. 2, relaxed: max <W, S> - sum(t) with -t <= n - u <= t, in variables (S, t)."""
+    num_rows, num_old = matrix.shape
+    rows, columns = np.nonzero(~np.isnan(matrix))
+    places = np.arange(len(rows))
+    sums = coo_array((np.ones(len(rows)), (columns, places)), shape=(num_old, len(rows) + num_old))
+    slack = coo_array(np.hstack([np.zeros((num_old, len(rows))), eye_array(num_old).todense()]))
+    solution = linprog(
+        np.concatenate([-matrix[rows, columns], np.ones(num_old)]),
+        A_ub=vstack([sums - slack, -sums - slack]),
+        b_ub=np.repeat([num_rows / num_old, -num_rows / num_old], num_old),
+        A_eq=coo_array((np.ones(len(rows)), (rows, places)), shape=(num_rows, len(rows) + num_old)),
+        b_eq=np.ones(num_rows),
+        method="highs",
+    )
+    assert solution.status == 0
+    return -solution.fun
+
+
+def value(assigned, classes, matrix) -> float:
+    """Eq. 2 of an assignment given as places and their classes."""
+    num_rows, num_old = matrix.shape
+    dense = np.zeros((num_rows, num_old))
+    for row, (masses, its_classes) in enumerate(zip(assigned.numpy(), classes.numpy(), strict=True)):
+        for mass, its_class in zip(masses, its_classes, strict=True):
+            if mass > 0:
+                dense[row, its_class] += mass
+    np.testing.assert_allclose(dense.sum(axis=1), 1, atol=1e-4)
+    assert not np.isnan(matrix[dense > 0]).any()
+    return np.nansum(matrix * dense) - np.abs(dense.sum(axis=0) - num_rows / num_old).sum()
+
+
+def of_a_cosine_head(num_old: int, seed: int, scale: float = 12.0):
+    """Logits of 128 rows near the weights of their classes, ten of them new."""
+    random = np.random.default_rng(seed)
+    weights = random.standard_normal((num_old + 10, 32))
+    weights /= np.linalg.norm(weights, axis=1, keepdims=True)
+    labels = random.integers(0, num_old + 10, NUM_ROWS)
+    features = weights[labels] + 0.15 * random.standard_normal((NUM_ROWS, 32))
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    return scale * features @ weights.T, labels
+
+
+def of_random_numbers(num_old: int, seed: int):
+    """Logits in which some classes are everybody's favourites."""
+    random = np.random.default_rng(seed)
+    logits = 2 * random.standard_normal((NUM_ROWS, num_old + 10)) + 2 * random.standard_normal(num_old + 10)
+    return logits, random.integers(0, num_old + 10, NUM_ROWS)
+
+
+@cache
+def digits_never_seen():
+    """Logits of a classifier trained on other digits, and the labels."""
+    images, labels = load_digits(return_X_y=True)
+    trained = LogisticRegression().fit(images[:600] / 16, labels[:600])
+    return trained.decision_function(images[600:] / 16), labels[600:]
+
+
+def of_the_digits(num_old: int, seed: int):
+    """The logits of 128 real images."""
+    logits, labels = digits_never_seen()
+    rows = np.random.default_rng(seed).choice(len(labels), NUM_ROWS, replace=False)
+    return logits[rows], labels[rows]
+
+
+CASES = [
+    *((logits, num_old) for logits in (of_a_cosine_head, of_random_numbers) for num_old in (50, 90, 950)),
+    (of_the_digits, 8),
+    (of_the_digits, 5),
+]
+
+
+@pytest.mark.parametrize("k", [3, 5, 10])
+@pytest.mark.parametrize("scores", ["softmax", "logits"])
+@pytest.mark.parametrize(("made", "num_old"), CASES)
+def test_the_objective_is_that_of_the_linear_program(made, num_old, scores, k):
+    for seed in range(2):
+        logits, labels = made(num_old, seed)
+        logits, labels = torch.tensor(logits, dtype=torch.float32), torch.tensor(labels)[:, None]
+        confidences = logits.softmax(dim=1) if scores == "softmax" else logits
+        matrix = allowed_confidences(confidences.numpy(), labels.numpy(), num_old, k)
+        assigned, classes, valid = Balanced(k, scores).assignment(logits, labels, num_old)
+        assert valid.all()
+        gap = (optimum(matrix) - value(assigned, classes, matrix)) / NUM_ROWS
+        assert -1e-5 < gap < TOLERANCE
+
+
+def test_one_class_is_the_most_confident():
+    logits, labels = of_a_cosine_head(50, 0)
+    # Ties and confidences that softmax rounds to zero must not matter.
+    arguments = torch.tensor(logits).mul(40).round().float(), torch.tensor(labels)[:, None], 50, 3
+    balanced, confident = (rule(*arguments, seeded(0)) for rule in (Balanced(1), most_confident))
+    assert torch.equal(balanced.classes, confident.classes)
+    assert torch.equal(balanced.valid, confident.valid)
+
+
+@pytest.mark.parametrize("num_old", [4, 10, 50])
+def test_equal_scores_are_spread_evenly(num_old):
+    labels = torch.full((NUM_ROWS, 1), num_old)
+    assigned, classes, _ = Balanced(num_old).assignment(torch.zeros(NUM_ROWS, num_old + 2), labels, num_old)
+    sums = torch.zeros(num_old).index_add(0, classes.flatten(), assigned.flatten())
+    torch.testing.assert_close(sums, torch.full((num_old,), NUM_ROWS / num_old), atol=1e-3, rtol=0)
+
+
+def test_rows_with_too_few_classes_take_what_they_may_and_rows_with_none_are_invalid():
+    labels = torch.tensor([[0, 1], [0, 0], [2, 1], [4, 5], [2, 2]])
+    for num_old, expected in [(2, [False, True, True, True, True]), (3, [True] * 5)]:
+        drawn = Balanced(10)(torch.randn(5, 6, generator=seeded(0)), labels, num_old, 200, seeded(1))
+        assert drawn.valid.tolist() == [expected] * 200
+        assert ((drawn.classes >= 0) & (drawn.classes < num_old)).all()
+        for row in np.flatnonzero(expected):
+            assert set(drawn.classes[:, row].tolist()) <= set(range(num_old)) - set(labels[row].tolist())
+
+
+def test_rows_without_a_class_do_not_count():
+    logits = torch.zeros(8, 4)
+    labels = torch.tensor([[0, 1]] * 4 + [[2, 3]] * 4)
+    logits[:4, 0] = 5.0
+    assigned, classes, valid = Balanced(2).assignment(logits, labels, 2)
+    assert valid.tolist() == [False] * 4 + [True] * 4
+    torch.testing.assert_close(assigned[4:].sum(dim=0), torch.tensor([2.0, 2.0]), atol=1e-3, rtol=0)
+    assert (classes[:4] == 2).all()
+
+
+def test_logits_further_apart_than_any_price_choose_alone():
+    logits, labels = of_a_cosine_head(50, 3, scale=1e7)
+    arguments = torch.tensor(logits), torch.tensor(labels)[:, None], 50, 2, seeded(0)
+    assert torch.equal(Balanced(5, "logits")(*arguments).classes, most_confident(*arguments).classes)
+
+
+def test_places_are_drawn_as_often_as_the_assignment_says():
+    assigned = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.0, 1.0, 0.0, 0.0]])
+    places = draw_places(assigned, 20000, seeded(0))
+    shares = torch.nn.functional.one_hot(places, 4).float().mean(dim=0)
+    torch.testing.assert_close(shares, assigned, atol=0.015, rtol=0)
+    assert (shares[assigned == 0] == 0).all()
+    assert torch.equal(places, draw_places(assigned, 20000, seeded(0)))
+    assert not torch.equal(places[:50], draw_places(assigned, 50, seeded(1)))
+
+
+def test_projection_onto_the_simplex_as_by_bisection():
+    rows = 3 * np.random.default_rng(0).standard_normal((50, 6))
+    low, high = rows.min(axis=1, keepdims=True) - 1, rows.max(axis=1, keepdims=True)
+    for _ in range(100):
+        middle = (low + high) / 2
+        too_much = np.maximum(rows - middle, 0).sum(axis=1, keepdims=True) > 1
+        low, high = np.where(too_much, middle, low), np.where(too_much, high, middle)
+    projected = onto_simplex(torch.tensor(rows), torch.arange(1, 7))
+    np.testing.assert_allclose(projected.numpy(), np.maximum(rows - low, 0), atol=1e-12)
+
+
+def test_no_operator_looks_at_the_data():
+    with FakeTensorMode():
+        logits, labels = torch.randn(32, 20), torch.randint(0, 20, (32, 2))
+        drawn = Balanced(5)(logits, labels, 15, 3, torch.Generator())
+        assert drawn.classes.shape == drawn.valid.shape == (3, 32)
+        with pytest.raises(DataDependentOutputException):
+            logits.sum().item()
+
+
+def test_the_solver_keeps_the_precision_it_is_given():
+    logits, labels = of_random_numbers(50, 5)
+    single, double = (
+        Balanced(5).assignment(torch.tensor(logits, dtype=dtype), torch.tensor(labels)[:, None], 50)[0]
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
+    torch.testing.assert_close(single.double(), double, atol=1e-2, rtol=0)
+
+
+def test_no_iterations_leave_every_row_undecided():
+    assert torch.equal(solve(torch.rand(4, 2), torch.zeros(4, 2, dtype=torch.long), 3, 1.0, 0), torch.full((4, 2), 0.5))
+
+
+def test_ccfa_with_balanced_targets_reaches_more_classes():
+    head, old_head = CosineHead(16), CosineHead(16)
+    old_head.grow(20, seeded(0))
+    head.grow(24, seeded(0))
+    features = torch.randn(1, 16, generator=seeded(1)) + 0.3 * torch.randn(40, 16, generator=seeded(2))
+    samples = Samples.of(torch.nn.functional.normalize(features), torch.full((40,), 22))
+    reached = {}
+    for target in ("most-confident", "balanced-10", "balanced-10-logits"):
+        augmented = CCFA(count=1, steps=60, target=target)(samples, head, old_head, cross_entropy, seeded(3))
+        assert augmented.features.shape == (80, 16)
+        reached[target] = len(set(augmented.labels[40:, 0].tolist()))
+    assert reached["balanced-10"] > 2 * reached["most-confident"]
+    assert reached["balanced-10-logits"] > reached["most-confident"]
+
+
+def test_the_names_of_the_rules():
+    assert target_rule("balanced-10") == Balanced(10)
+    assert target_rule("balanced-3-logits") == Balanced(3, "logits")
+    for name in ("balanced", "balanced-0", "balanced-x", "balanced-3-softmax"):
+        with pytest.raises(UsageError, match=rf"Unknown target rule '{name}'.* Known: balanced-K, balanced-K-logits, "):
+            target_rule(name)
+    with pytest.raises(UsageError, match="Unknown target rule"):
+        CCFA(target="balanced-")
+
+
+@pytest.mark.parametrize("options", [{"k": 0}, {"k": 3, "scores": "cosine"}])
+def test_impossible_options_are_refused(options):
+    with pytest.raises(UsageError, match=r"need k >= 1 and scores 'softmax' or 'logits'; got k="):
+        Balanced(**options)

@@ -1,0 +1,214 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import reference
+import reference_rivals as rivals
+from ccfa.data import Stage, split
+from ccfa.errors import UsageError
+from ccfa.experiments import Experiment, resolve
+from ccfa.learning import Learner
+from ccfa.learning.optimisation import optimise
+from ccfa.losses.distillation import softened_cross_entropy
+from ccfa.methods import Budget, with_memory
+from ccfa.methods.bic import bic, correction_alone, sgd_decaying_the_last
+from ccfa.methods.holding_out import held_out, herd_beside_held_out, not_held_out, num_held_out, parted
+from ccfa.models import CorrectedLinearHead
+from toys import STAGES, RecordedImages, Recorder, begun, learned, rows_of, tiny, toy_images
+
+
+def test_published_setting():
+    method = bic()
+    assert method.memory.per_class == 20
+    (first,) = method.phases(Stage(0, 0, 50))
+    main, correction = method.phases(Stage(1, 50, 60))
+    assert first == main
+    assert (main.epochs, main.lr, main.batch_size, main.weight_decay) == (250, 0.1, 128, 2e-4)
+    rates = [main.lr * main.schedule(epoch, 250) for epoch in range(250)]
+    assert rates == pytest.approx([0.1] * 100 + [0.01] * 50 + [0.001] * 50 + [0.0001] * 50)
+    assert correction.epochs == 2 * main.epochs
+    assert not correction.use_terms
+    assert not correction.train_batch_norm
+    assert (method.transforms.padding, method.transforms.flip, method.transforms.brightness) == (4, True, 0)
+    assert [method.classification_weight(stage) for stage in split(100, 50, 25)] == pytest.approx([1, 1 / 3, 1 / 4])
+
+
+def test_softened_cross_entropy_as_the_reference():
+    previous, current = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
+    expected = rivals.softened_cross_entropy(previous.numpy(), current.numpy(), 2.0)
+    assert softened_cross_entropy(previous, current, 2.0).item() == pytest.approx(expected, rel=1e-12)
+    shifted = softened_cross_entropy(previous + 5, current - 3, 2.0)
+    assert shifted.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_correction_acts_on_the_newest_classes_and_growing_drops_it():
+    head = CorrectedLinearHead(4, bias=False)
+    head.grow(2)
+    head.grow(3)
+    features = torch.randn(5, 4)
+    plain = head(features)
+    with torch.no_grad():
+        head.beta.fill_(0.5)
+        head.gamma.fill_(-1)
+    corrected = head(features)
+    assert torch.equal(corrected[:, :2], plain[:, :2])
+    assert torch.allclose(corrected[:, 2:], 0.5 * plain[:, 2:] - 1)
+    head.grow(1)
+    assert torch.allclose(head(features)[:, :5], plain)
+    assert (head.beta.item(), head.gamma.item()) == (1, 0)
+
+
+def test_loss_is_the_weighted_sum_with_a_corrected_teacher(monkeypatch):
+    monkeypatch.setattr("ccfa.data.Transforms.train", lambda self, images, generator: self.test(images))
+    stage = STAGES[2]  # the previous head has old classes, new classes and a correction
+    learner = begun(tiny("bic"), stage)
+    learner.network.eval()
+    with torch.no_grad():
+        learner.previous.head.beta.fill_(0.5)
+        learner.previous.head.gamma.fill_(-0.25)
+    rows = not_held_out(learner)
+    images, labels = learner.method.transforms.test(learner.train.images[rows]), learner.train.labels[rows]
+
+    def scores(network):
+        embedding = network.backbone(images).embedding.clamp(min=0)
+        return (embedding @ network.head.weights.T).detach().double().numpy()
+
+    teacher, logits = scores(learner.previous), scores(learner.network)
+    teacher[:, 2:] = 0.5 * teacher[:, 2:] - 0.25
+    losses = learner.losses(rows, learner.method.phases(stage)[0], learner.generator("step"))
+    expected = 4 / 6 * rivals.softened_cross_entropy(teacher, logits[:, :4], 2.0)
+    assert losses["distillation"].item() == pytest.approx(expected, rel=1e-4)
+    expected = 2 / 6 * reference.cross_entropy(logits, labels.numpy()).mean()
+    assert losses["classification"].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_correction_phase_trains_two_numbers_with_the_plain_cross_entropy(monkeypatch):
+    monkeypatch.setattr("ccfa.data.Transforms.train", lambda self, images, generator: self.test(images))
+    recorder = Recorder()
+    learner = begun(tiny("bic"), STAGES[1], observer=recorder)
+    before = {key: value.clone() for key, value in learner.network.state_dict().items()}
+    main, correction = learner.method.phases(STAGES[1])
+    optimise(learner, correction, 1)
+    after = learner.network.state_dict()
+    assert {key for key in after if not torch.equal(after[key], before[key])} == {"head.beta", "head.gamma"}
+    assert all(set(losses) == {"classification", "loss"} for _, losses in recorder.batches)
+    rows = held_out(learner)
+    with torch.no_grad():
+        logits = learner.network.eval()(learner.method.transforms.test(learner.train.images[rows]))
+    loss = learner.losses(rows, correction, learner.generator("step"))["loss"].item()
+    expected = reference.cross_entropy(logits.double().numpy(), learner.train.labels[rows].numpy()).mean()
+    assert loss == pytest.approx(expected, rel=1e-5)  # not weighted by 1 - lambda
+    optimise(learner, main, 0)
+    assert learner.network.head.beta.item() == after["head.beta"].item()
+
+
+def test_only_gamma_decays():
+    head = CorrectedLinearHead(4)
+    with torch.no_grad():
+        head.beta.fill_(3)
+        head.gamma.fill_(2)
+    optimiser = sgd_decaying_the_last([head.beta, head.gamma], 0.5, 0.1)
+    for parameter in (head.beta, head.gamma):
+        parameter.grad = torch.zeros(())
+    optimiser.step()
+    assert head.beta.item() == 3
+    assert head.gamma.item() == pytest.approx(2 - 0.5 * 0.1 * 2)  # the gradient of 0.1 * gamma^2 / 2
+    network = begun(tiny("bic"), STAGES[0]).network
+    assert list(map(id, correction_alone(network))) == [id(network.head.beta), id(network.head.gamma)]
+
+
+@pytest.mark.parametrize(("memory", "expected"), [(1, 0), (2, 1), (4, 1), (11, 1), (12, 2), (20, 2), (40, 4)])
+def test_one_in_ten_is_held_out_and_one_of_two(memory, expected):
+    assert num_held_out(memory) == expected
+    kept, held = parted(torch.arange(100), memory)
+    assert len(held) == expected
+    assert sorted(kept.tolist() + held.tolist()) == list(range(100))
+    assert all(row < memory for row in held.tolist())
+
+
+@pytest.mark.parametrize(("size", "memory"), [(50, 20), (50, 2), (12, 20), (3, 20), (1, 4)])
+def test_held_out_exemplars_keep_their_places_in_the_memory(size, memory):
+    embeddings = torch.randn(size, 5, generator=torch.Generator().manual_seed(0))
+    (order,) = herd_beside_held_out([embeddings], memory, torch.Generator())
+    assert len(order) == min(size, memory)
+    assert len(set(order.tolist())) == len(order)
+    for quota in range(len(order) + 1):  # a memory that shrinks keeps its first rows
+        assert set(parted(order[:quota], quota)[1].tolist()) <= set(parted(torch.arange(size), memory)[1].tolist())
+    assert torch.equal(parted(order, len(order))[1], parted(torch.arange(size), memory)[1])
+    candidates = parted(torch.arange(size), memory)[0]
+    picks = reference.herd(embeddings[candidates].double().numpy(), len(order) - len(parted(order, len(order))[1]))
+    assert candidates[picks].tolist() == parted(order, len(order))[0].tolist()
+
+
+@pytest.mark.parametrize("budget", [Budget(per_class=3), Budget(per_class=12), Budget(total=24)])
+def test_held_out_images_are_never_trained_on(budget):
+    trained: dict[str, set[int]] = {"main": set(), "correction": set()}
+    method = with_memory(tiny("bic"), budget)
+    learner = Learner(method, toy_images())
+    losses_of = learner.losses
+
+    def noted(rows, phase, generator):
+        trained[phase.name].update(rows.tolist())
+        return losses_of(rows, phase, generator)
+
+    learner.losses = noted
+    for stage in STAGES:
+        learner.learn(stage)
+        used = held_out(replace_memory(learner, stage))
+        counts = np.bincount(learner.train.labels[used].numpy(), minlength=stage.num_seen)
+        assert len(set(counts.tolist())) == 1  # as many of every seen class
+        assert counts[0] >= 1
+    assert trained["correction"]
+    assert not trained["main"] & trained["correction"]
+    stored = rows_of(learner.memory.classes)
+    assert {row for rows in stored for row in rows[1::10]} <= trained["correction"]
+    everything = set(range(len(learner.train)))
+    assert trained["main"] == everything - set(first_held_out(learner, budget))
+
+
+def replace_memory(learner, stage):
+    """The learner as it stood before the stage's exemplars were stored."""
+    view = Learner(learner.method, toy_images())
+    view.stage = stage
+    view.memory.classes = learner.memory.classes[: stage.num_old]
+    return view
+
+
+def first_held_out(learner, budget):
+    """The rows held out of each class when it was new."""
+    for stage in STAGES:
+        for label in range(stage.num_old, stage.num_seen):
+            rows = learner.train.rows(label, label + 1)
+            yield from rows[1 : budget.quota(stage.num_seen) : 10].tolist()
+
+
+def test_one_exemplar_is_too_few():
+    with pytest.raises(UsageError, match=r"bic needs exemplars, but the memory is 1. Give it at least 2 images per"):
+        with_memory(bic(), Budget(per_class=1))
+    with pytest.raises(UsageError, match=r"less than 2 for each of 10 classes. Use --memory-total 20 or more"):
+        resolve(Experiment("bic", memory_total=19))
+
+
+def test_predictions_use_the_correction():
+    learner = learned(tiny("bic"), 2)
+    images = toy_images(seed=1).images
+    with torch.no_grad():
+        learner.network.head.gamma.fill_(1e6)
+    assert learner.predict(images).min() >= 2
+    with torch.no_grad():
+        learner.network.head.gamma.fill_(-1e6)
+    assert learner.predict(images).max() < 2
+
+
+def test_held_out_rows_are_read_only_where_they_may_be():
+    method = tiny("bic")
+    method = replace(method, phases=replace(method.phases, phases=lambda stage: bic().phases(stage)[:1], epochs=1))
+    learner = Learner(method, toy_images())
+    learner.stage = STAGES[0]
+    learner.network.head.grow(2, learner.cpu_generator("head"))
+    learner.train.images = recorded = RecordedImages(learner.train.images)
+    optimise(learner, method.phases(STAGES[0])[0], 0)
+    assert recorded.read == set(not_held_out(learner).tolist())
+    assert not recorded.read & set(held_out(learner).tolist())

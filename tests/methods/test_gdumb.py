@@ -1,0 +1,133 @@
+import pytest
+import torch
+from torch import nn, optim
+
+import reference_rivals as rivals
+from ccfa.augmentation import CCFA, CutMix, Mixup
+from ccfa.data import Stage
+from ccfa.errors import UsageError
+from ccfa.learning.optimisation import descend
+from ccfa.methods import with_augmentation, with_image_augmentation
+from ccfa.methods.gdumb import gdumb, warm_restarts
+from ccfa.methods.selection import pick_first
+from ccfa.models import NormalisedLinearHead
+from toys import STAGES, begun, learned, tiny, toy_images
+
+FIRST, LATER = Stage(0, 0, 50), Stage(1, 50, 60)
+
+
+def published_rates(num_epochs, lr=0.05):
+    """The rates of the published loop: torch's scheduler, stepped from the third epoch on."""
+    optimiser = optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)
+    scheduler = optim.lr_scheduler.CosineAnnealingWarmRestarts(optimiser, T_0=1, T_mult=2, eta_min=lr / 100)
+    rates = []
+    for epoch in range(num_epochs):
+        if epoch < 2:
+            optimiser.param_groups[0]["lr"] = lr * (0.1, 1)[epoch]
+        else:
+            optimiser.step()
+            scheduler.step()
+        rates.append(optimiser.param_groups[0]["lr"])
+    return rates
+
+
+def test_published_setting():
+    method = gdumb()
+    (first,), (later,) = method.phases(FIRST), method.phases(LATER)
+    assert (first.epochs, later.epochs) == (256, 32)
+    for phase in (first, later):
+        assert (phase.lr, phase.batch_size, phase.weight_decay, phase.clip_norm) == (0.05, 16, 1e-6, 10)
+        rates = [phase.lr * phase.schedule(epoch, phase.epochs) for epoch in range(phase.epochs)]
+        assert rates == pytest.approx(published_rates(phase.epochs), rel=1e-12)
+    assert method.memory.per_class == 20
+    mix = method.image_augmentation
+    assert isinstance(mix, CutMix)
+    assert (mix.alpha, mix.probability, mix.in_first_stage) == (1, 0.5, True)
+
+
+def test_rate_in_numbers():
+    assert [warm_restarts(epoch, 32) for epoch in (0, 1, 2, 3, 4, 6, 8, 16)] == pytest.approx(
+        [0.1, 1, 1, 0.505, 1, 0.505, 1, 1]
+    )
+
+
+def test_later_stages_start_from_the_first_stage_s_backbone_with_a_fresh_head():
+    learner = begun(tiny("gdumb"), STAGES[2])
+    initial, previous = learner.initial.backbone.state_dict(), learner.previous.backbone.state_dict()
+    current = learner.network.backbone.state_dict()
+    assert all(torch.equal(current[key], initial[key]) for key in current)
+    assert not all(torch.equal(current[key], previous[key]) for key in current)
+    assert learner.network.head.num_classes == 6
+    assert not torch.equal(learner.network.head.weights[:4], learner.previous.head.weights)
+    assert all(parameter.requires_grad for parameter in learner.network.parameters())
+
+
+def test_what_is_trained_on_is_what_is_stored():
+    learner = begun(tiny("gdumb"), STAGES[1])
+    rows = learner.method.phases(STAGES[1])[0].rows(learner)
+    assert torch.bincount(learner.train.labels[rows]).tolist() == [3] * 4
+    finished = learned(tiny("gdumb"), 2)
+    assert set(rows.tolist()) == {row for stored in finished.memory.classes for row in stored.tolist()}
+
+
+def test_from_scratch_the_memory_is_all_there_is():
+    method = tiny("gdumb", pretrain=False)
+    published = gdumb(pretrain=False)
+    assert published.phases(FIRST) == published.phases(LATER)
+    assert published.phases(LATER)[0].epochs == 256
+    for stage in STAGES[:2]:
+        learner = begun(method, stage)
+        rows = method.phases(stage)[0].rows(learner)
+        assert torch.bincount(learner.train.labels[rows]).tolist() == [3] * stage.num_seen
+    initial, current = learner.initial.backbone.state_dict(), learner.network.backbone.state_dict()
+    assert not torch.equal(initial["levels.0.0.weight"], current["levels.0.0.weight"])
+
+
+def test_first_images_are_kept():
+    chosen = pick_first([torch.zeros(5, 2), torch.zeros(2, 2)], 3, torch.Generator())
+    assert [picks.tolist() for picks in chosen] == [[0, 1, 2], [0, 1]]
+
+
+def test_head_normalises_its_logits_as_the_reference():
+    head = NormalisedLinearHead(4, relu=True).double()
+    head.grow(3, torch.Generator().manual_seed(0))
+    features = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    scores = (features @ head.weights.T).detach().numpy()
+    assert head(features).detach().numpy() == pytest.approx(rivals.normalised_scores(scores), rel=1e-9)
+    head.eval()
+    mean, variance = head.norm.running_mean.numpy(), head.norm.running_var.numpy()
+    assert mean == pytest.approx(0.1 * scores.mean(axis=0))
+    assert variance == pytest.approx(0.9 + 0.1 * scores.var(axis=0, ddof=1))
+    assert head(features).detach().numpy() == pytest.approx((scores - mean) / (variance + 1e-5) ** 0.5, rel=1e-9)
+
+
+def test_head_starts_anew_as_it_grows_and_takes_a_single_row():
+    head = NormalisedLinearHead(4)
+    head.grow(2)
+    head(torch.randn(8, 4))
+    assert head.norm.running_mean.abs().min() > 0
+    head.grow(3)
+    assert head.norm.running_mean.tolist() == [0] * 5
+    assert head(torch.randn(1, 4)).isfinite().all()
+
+
+def test_gradients_together_are_limited():
+    x = nn.Parameter(torch.zeros(2))
+    descend((torch.tensor([30.0, 40.0]) * x).sum(), optim.SGD([x], lr=1.0), [x], None, clip_norm=10.0)
+    assert x.tolist() == pytest.approx([-6, -8], rel=1e-5)
+    descend((torch.tensor([0.3, 0.4]) * x).sum(), optim.SGD([x], lr=1.0), [x], None, clip_norm=10.0)
+    assert x.tolist() == pytest.approx([-6.3, -8.4], rel=1e-5)
+
+
+def test_plug_ins_without_a_meaning_are_refused():
+    with pytest.raises(UsageError, match="keeps no old classifier"):
+        with_augmentation(gdumb(), CCFA())
+    with pytest.raises(UsageError, match="gdumb makes CutMix of its images already"):
+        with_image_augmentation(gdumb(), Mixup())
+    with pytest.raises(UsageError, match="gdumb needs exemplars"):
+        gdumb(memory=0)
+
+
+def test_it_learns_the_toys():
+    learner, test = learned(tiny("gdumb", epochs=20)), toy_images(seed=1, per_class=5)
+    assert (learner.predict(test.images) == test.labels).float().mean() > 0.45  # chance is 0.17

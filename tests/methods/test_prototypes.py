@@ -1,0 +1,162 @@
+"""IL2A and PASS: what they remember of old classes, and what their terms make of it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import reference_mixing as reference
+from ccfa.augmentation import CCFA, Samples
+from ccfa.errors import UsageError
+from ccfa.learning import Learner
+from ccfa.methods import METHODS, Budget, with_augmentation, with_memory
+from ccfa.methods.il2a import il2a
+from ccfa.methods.method import Step
+from ccfa.methods.pass_ import pass_
+from ccfa.methods.prototypes import FeatureDistance
+from ccfa.models import Features
+from toys import STAGES, TOY, begun, learned, tiny, toy_images
+
+PLAIN = replace(TOY, padding=0, flip=False, brightness=0.0)  # training images are then the test images
+
+
+def after_each_stage(name: str, **options) -> list[Learner]:
+    """Learners after one, two and three stages, under transforms without chance."""
+    return [learned(replace(tiny(name, **options), transforms=PLAIN), count) for count in (1, 2, 3)]
+
+
+def gaussians(learner: Learner, label: int) -> tuple[np.ndarray, np.ndarray]:
+    embeddings = learner.embeddings(learner.train.rows(label, label + 1)).double().numpy()
+    return embeddings.mean(axis=0), np.cov(embeddings.T)
+
+
+def step_of(learner: Learner, seed: int = 0) -> Step:
+    features = Features((), torch.randn(4, 64, generator=torch.Generator().manual_seed(1)))
+    generator = torch.Generator().manual_seed(seed)
+    labels, head = torch.tensor([4, 5, 4, 5]), learner.network.head
+    samples = Samples.of(features.embedding, labels)
+    return Step(learner.stage, labels, head, features, head, features, generator, samples, torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("name", ["il2a", "pass"])
+def test_the_published_constants(name):
+    method = METHODS[name]()
+    (phase,) = method.phases(STAGES[1])
+    assert (phase.epochs, phase.batch_size, phase.lr, phase.weight_decay) == (101, 64, 1e-3, 2e-4)
+    drops = [epoch for epoch in range(1, 101) if phase.schedule(epoch, 101) < 0.5 * phase.schedule(epoch - 1, 101)]
+    assert drops == ([45, 90] if name == "il2a" else [44, 89])
+    assert [term().weight for term in method.terms] == [10, 10]
+    head = method.head(8)
+    assert head.scale.item() == pytest.approx(10)
+    assert head.bias
+    assert method.auxiliary_classes(STAGES[0]) == {"il2a": 1, "pass": 6}[name]
+
+
+@pytest.mark.parametrize("name", ["il2a", "pass"])
+def test_prototypes_are_the_means_of_their_own_stage(name):
+    learners = after_each_stage(name)
+    for learner, stage in zip(learners, STAGES, strict=True):
+        term = learner.terms[1]
+        assert term.prototypes.shape == (stage.num_seen, 64)
+        for label in range(stage.num_old, stage.num_seen):
+            np.testing.assert_allclose(term.prototypes[label], gaussians(learner, label)[0], atol=1e-5)
+    assert torch.equal(learners[0].terms[1].prototypes, learners[2].terms[1].prototypes[:2]), "old ones stay"
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_covariances_and_the_published_mistake(published):
+    learners = after_each_stage("il2a", published_covariances=published)
+    expected = np.stack([gaussians(learners[label // 2], label)[1] for label in range(6)])
+    order = [4, 5, 2, 3, 0, 1] if published else range(6)
+    np.testing.assert_allclose(learners[2].terms[1].covariances, expected[list(order)], atol=1e-4)
+
+
+def test_the_radius_is_the_first_stage_s():
+    learners = after_each_stage("pass")
+    traces = [np.trace(gaussians(learners[0], label)[1]) for label in (0, 1)]
+    assert learners[0].terms[1].radius.item() == pytest.approx(np.sqrt(np.mean(traces) / 64), rel=1e-4)
+    assert torch.equal(learners[2].terms[1].radius, learners[0].terms[1].radius)
+
+
+def test_semantic_term_as_the_reference():
+    learner = begun(tiny("il2a"), STAGES[2])
+    learner.network.head.grow(0)
+    term, step = learner.terms[1], step_of(learner)
+    value = term(step)
+    classes = torch.randint(4, (64,), generator=torch.Generator().manual_seed(0)).numpy()
+    weights = step.head.weights.detach().double().numpy()[:6]
+    expected = reference.semantic_augmentation(
+        term.prototypes.double().numpy()[classes],
+        term.covariances.double().numpy()[classes],
+        classes,
+        weights[:, :-1],
+        weights[:, -1],
+        2.5,
+        10.0,
+    )
+    assert value.item() == pytest.approx(10 * expected, rel=1e-4)
+
+
+def test_prototype_term_as_numpy():
+    learner = begun(tiny("pass"), STAGES[2])
+    term, step = learner.terms[1], step_of(learner)
+    value = term(step)
+    generator = torch.Generator().manual_seed(0)
+    classes = torch.randint(4, (64,), generator=generator).numpy()
+    noise = torch.randn(64, 64, generator=generator).double().numpy()
+    features = term.prototypes.double().numpy()[classes] + term.radius.item() * noise
+    weights = step.head.weights.detach().double().numpy()
+    logits = 10 * (features @ weights[:, :-1].T + weights[:, -1])
+    assert value.item() == pytest.approx(10 * reference.cross_entropy(logits, classes).mean(), rel=1e-4)
+
+
+def test_images_that_only_fill_a_place_are_not_kept_in_place():
+    learner = begun(tiny("il2a"), STAGES[1])
+    step = step_of(learner)
+    step = step._replace(samples=step.samples._replace(weights=torch.tensor([[1.0], [0.0], [1.0], [0.0]])))
+    moved = Features((), step.features.embedding + 1)
+    value = FeatureDistance(2.0)(step._replace(features=moved))
+    assert value.item() == pytest.approx(2 * np.sqrt(2 * 64), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["il2a", "pass"])
+def test_auxiliary_outputs_live_for_a_stage(name):
+    method = tiny(name)
+    learner = Learner(method, toy_images())
+    widths = []
+
+    class Watching:
+        def on_batch(self, progress, losses):
+            widths.append(learner.network.head.num_classes)
+
+        def on_epoch(self, *arguments):
+            pass
+
+    learner.observer = Watching()
+    for stage in STAGES:
+        widths.clear()
+        learner.learn(stage)
+        assert set(widths) == {stage.num_seen + method.auxiliary_classes(stage)}
+        assert learner.network.head.num_classes == stage.num_seen
+        assert len(learner.memory) == 0
+
+
+@pytest.mark.parametrize("name", ["il2a", "pass"])
+def test_feature_augmentation_starts_from_the_batch_s_own_images(name):
+    seen = []
+
+    class Watching(CCFA):
+        def __call__(self, samples, *arguments):
+            seen.append((len(samples.features), samples.labels.max().item()))
+            return super().__call__(samples, *arguments)
+
+    learned(with_augmentation(tiny(name, epochs=1), Watching(count=1, steps=1)), 2)
+    assert {size for size, _ in seen} == {16}
+    assert max(label for _, label in seen) == 3
+
+
+@pytest.mark.parametrize("factory", [il2a, pass_])
+def test_a_memory_has_no_meaning(factory):
+    with pytest.raises(UsageError, match="keeps no exemplars"):
+        with_memory(factory(), Budget(per_class=3))
