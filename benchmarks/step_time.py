@@ -1,38 +1,185 @@
-"""Milliseconds per training step, kernels per step, memory and throughput; eager float32 beside it in the same run.
+"""Milliseconds per training step, with a plain eager float32 baseline measured in the same run.
 
-    python benchmarks/step_time.py                    # a GPU: ResNet-32, batch 128, PODNet on random CIFAR-100-like images
-    python benchmarks/step_time.py --device cpu       # small, to see that it works
+    python benchmarks/step_time.py                 # on a GPU: PODNet's ResNet-32, batch 128
+    python benchmarks/step_time.py --device cpu    # small, to see that it works
 
-Images are random: a step's time does not depend on what they show. Every variant times the same steps of the same method;
-the baseline is eager float32 without compilation or graphs, and a PIL data loader's time per batch is shown for itself.
+Images are random: a step's time does not depend on what they show. Several runs at once are threads with a stream and a
+graph each, as `ccfa sweep --at-once` makes them. The baseline's images come from a PIL data loader, one by one.
 """
 
+import argparse
+import json
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import numpy as np
-from torch import Tensor
+import torch
+from PIL import Image, ImageEnhance
 
-from ccfa import ImageSet
+from ccfa import CCFA, METHODS, ImageSet, Learner, Method, split, with_augmentation
+from ccfa.learning.acceleration import Acceleration, describe_device, own_stream, pick_device
+from ccfa.learning.optimisation import PreparedPhase, prepare_phase
 
-NUM_CLASSES, PER_CLASS = 60, 100
+EAGER = Acceleration()
 
 
-def images(size: int) -> ImageSet:
-    """Random images of 60 classes."""
+def random_images(num_classes: int, per_class: int, size: int) -> ImageSet:
+    """Images of noise."""
+    pixels = np.random.default_rng(0).integers(0, 256, (num_classes * per_class, 3, size, size), dtype=np.uint8)
+    return ImageSet(pixels, np.repeat(np.arange(num_classes), per_class), tuple(map(str, range(num_classes))))
+
+
+def prepared(
+    method: Method, images: ImageSet, stage: int, acceleration: Acceleration, device: torch.device
+) -> PreparedPhase:
+    """The main phase of stage 0 or 1, ready to run; nothing was trained before it."""
+    learner = Learner(method, images, device=device, acceleration=acceleration)
+    stages = split(images.num_classes, images.num_classes - 10, 10)
+    learner.begin(stages[0])
+    if stage == 1:
+        learner.conclude()
+        learner.begin(stages[1])
+    return prepare_phase(learner, method.phases(stages[stage])[0], 0)
+
+
+def run_steps(phase: PreparedPhase, num_steps: int, device: torch.device) -> None:
+    """So many steps, and wait for them."""
+    batch = phase.rows[: phase.batch_size]
+    for _ in range(num_steps):
+        phase.step(batch)
+    if device.type == "cuda":
+        torch.cuda.current_stream().synchronize()
+
+
+def milliseconds(phases: list[PreparedPhase], num_steps: int, device: torch.device) -> float:
+    """Time per step of each of several runs at once."""
+
+    def work(phase: PreparedPhase, steps: int) -> None:
+        with own_stream(device):
+            run_steps(phase, steps, device)
+
+    def all_at_once(steps: int) -> None:
+        threads = [threading.Thread(target=work, args=(phase, steps)) for phase in phases]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    all_at_once(max(2, num_steps // 10))
+    began = time.perf_counter()
+    all_at_once(num_steps)
+    return (time.perf_counter() - began) / num_steps * 1e3
+
+
+def kernels(phase: PreparedPhase, device: torch.device) -> int | None:
+    """How many kernels one step launches."""
+    if device.type != "cuda":
+        return None
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        run_steps(phase, 1, device)
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+def pil_loader_milliseconds(images: ImageSet, batch_size: int) -> float:
+    """What a data loader that decodes and augments images one by one spends on a batch (one worker)."""
     generator = np.random.default_rng(0)
-    pixels = generator.integers(0, 256, (NUM_CLASSES * PER_CLASS, 3, size, size), dtype=np.uint8)
-    return ImageSet(pixels, np.repeat(np.arange(NUM_CLASSES), PER_CLASS), tuple(map(str, range(NUM_CLASSES))))
+    arrays = images.images[:batch_size].permute(0, 2, 3, 1).numpy()
+
+    def one(array: np.ndarray) -> torch.Tensor:
+        picture = Image.fromarray(np.pad(array, ((4, 4), (4, 4), (0, 0))))
+        x, y = generator.integers(0, 9, 2)
+        picture = picture.crop((x, y, x + array.shape[1], y + array.shape[0]))
+        if generator.random() < 0.5:
+            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        picture = ImageEnhance.Brightness(picture).enhance(generator.uniform(0.75, 1.25))
+        return torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1).float().div(255)
+
+    began = time.perf_counter()
+    torch.stack([one(array) for array in arrays])
+    return (time.perf_counter() - began) * 1e3
 
 
-class Timer:
-    """The time of each epoch's batches, the first epoch apart."""
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default=None, choices=["float32", "tf32", "bf16"])
+    parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--at-once", type=int, nargs="*", default=[2, 4, 8])
+    parser.add_argument("--resnet18", action="store_true", help="also ResNet-18 at 224 pixels")
+    parser.add_argument("--json", type=Path, default=None, help="write the figures there too")
+    arguments = parser.parse_args()
+    device = pick_device(arguments.device)
+    on_gpu = device.type == "cuda"
+    fast = Acceleration.for_device(device, arguments.precision)
+    steps = arguments.steps or (200 if on_gpu else 2)
+    batch = 128 if on_gpu else 16
+    podnet = METHODS["podnet"](batch_size=batch, **({} if on_gpu else {"backbone": "small"}))
+    plugged = with_augmentation(podnet, CCFA())
+    variants: dict[str, tuple[Method, int]] = {
+        "stage 0": (podnet, 0),
+        "later stage": (podnet, 1),
+        "later stage + CCFA": (plugged, 1),
+        "later stage + CCFA balanced-10": (with_augmentation(podnet, CCFA(target="balanced-10")), 1),
+    }
+    images = random_images(60, 100 if on_gpu else 4, 32)
+    figures: dict[str, object] = {"device": describe_device(device), "torch": str(torch.__version__), "batch": batch}
+    print(f"{describe_device(device)}, torch {torch.__version__}, batch {batch}, {fast}")
+    loader = pil_loader_milliseconds(images, batch)
+    print(f"PIL data loader, one worker: {loader:.1f} ms a batch")
+    figures["pil_loader_ms"] = loader
+    print(f"{'':32}{'eager float32':>15}{'accelerated':>13}{'images/s':>10}{'kernels':>9}{'MiB':>7}")
+    for name, (method, stage) in variants.items():
+        row = measured(partial(prepared, method, images, stage), fast, steps, device)
+        figures[name] = row
+        print_row(name, row, batch)
+    for count in arguments.at_once if on_gpu else []:
+        for name in ("later stage + CCFA", "later stage + CCFA balanced-10"):
+            method, stage = variants[name]
+            phases = [prepared(method, images, stage, fast, device) for _ in range(count)]
+            time_each = milliseconds(phases, steps, device)
+            figures[f"{name}, {count} at once"] = {"ms": time_each, "iterations_per_second": count / time_each * 1e3}
+            print(
+                f"{name}, {count} at once: {count / time_each * 1e3:,.0f} iterations/s in all ({time_each:.2f} ms each)"
+            )
+    if arguments.resnet18 and on_gpu:
+        large = METHODS["podnet"](backbone="resnet18-podnet", batch_size=128)
+        pictures = random_images(60, 10, 224)
+        for name, method in {
+            "ResNet-18": large,
+            "ResNet-18 + CCFA, 1 feature": with_augmentation(large, CCFA(count=1)),
+        }.items():
+            phase = prepared(method, pictures, 1, fast, device)
+            time_each = milliseconds([phase], max(10, steps // 10), device)
+            figures[name] = {"ms": time_each}
+            print(f"{name}, 224 pixels, later stage: {time_each:.2f} ms")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
 
-    def __init__(self) -> None:
-        self.seconds: dict[tuple[int, str], list[float]] = {}
 
-    def on_batch(self, progress: object, losses: dict[str, Tensor]) -> None:
-        """Nothing: looking at a loss would make the device wait."""
+def measured(
+    prepare: Callable[[Acceleration, torch.device], PreparedPhase], fast: Acceleration, steps: int, device: torch.device
+) -> dict[str, float | int | None]:
+    """Eager and accelerated time of one variant."""
+    eager = milliseconds([prepare(EAGER, device)], max(2, steps // 4), device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    phase = prepare(fast, device)
+    accelerated = milliseconds([phase], steps, device)
+    memory = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
+    return {"eager_ms": eager, "ms": accelerated, "kernels": kernels(phase, device), "peak_mib": memory}
 
-    def on_epoch(self, progress: object, losses: dict[str, float], lr: float, seconds: float) -> None:
-        """Keep the time per batch."""
-        key = (progress.stage.index, progress.phase)
-        self.seconds.setdefault(key, []).append(seconds / progress.num_batches)
+
+def print_row(name: str, row: dict[str, float | int | None], batch: int) -> None:
+    """One line of the table."""
+    eager, fast, count, memory = (row[key] for key in ("eager_ms", "ms", "kernels", "peak_mib"))
+    rest = "" if count is None or memory is None else f"{count:>9}{memory:>7.0f}"
+    print(f"{name:32}{eager:>12.2f} ms{fast:>10.2f} ms{batch / (fast or 1) * 1e3:>10,.0f}{rest}")
+
+
+if __name__ == "__main__":
+    main()

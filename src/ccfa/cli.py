@@ -1,6 +1,7 @@
 """The command line: parse, call, print."""
 
 import io
+import os
 import signal
 import sys
 from dataclasses import dataclass
@@ -18,8 +19,24 @@ if TYPE_CHECKING:
 # torch, scikit-learn and everything built on them are imported inside the verbs: `ccfa --help` answers at once.
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """How fast, and where."""
+
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    precision: Literal["float32", "tf32", "bf16"] | None = None
+    """Of the backbone; bf16 on a GPU unless asked otherwise, float32 on a CPU."""
+    no_compile: bool = False
+    """Do not compile the backbone on a GPU."""
+    no_graph: bool = False
+    """Do not capture steps as CUDA graphs on a GPU."""
+    first_stages: Path | None = None
+    """A folder where first stages are kept for other runs that share them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Speed):
     """Train a method over all stages and leave a run directory."""
 
     method: Positional[str]
@@ -51,12 +68,40 @@ class Run:
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")] = ()
     """Other values for options of the method or, with the prefix ccfa. or mix., of what is plugged in; `ccfa list
     options` shows them."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
     out: Path | None = None
     """The run directory; by default a name made from the experiment, under runs/."""
     reuse: bool = False
     """Show the result of a finished run of this very experiment instead of running it again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Speed):
+    """Train several methods, with and without CCFA, over class orders and seeds, and print one table."""
+
+    methods: Positional[tuple[str, ...]]
+    """Methods; `all` for every one."""
+    ccfa: Literal["off", "on", "both"] = "both"
+    """Without CCFA, with it, or both."""
+    data: str = "digits"
+    """digits, cifar100, or the path of an image folder."""
+    data_dir: Path | None = None
+    """Where CIFAR-100 is, or is downloaded to; else $CCFA_DATA."""
+    scenario: str | None = None
+    """B50-inc10, ... or a list of stage sizes."""
+    orders: tuple[str, ...] = ()
+    """Class orders, e.g. podnet-0 podnet-1 podnet-2."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds; each is run with each order."""
+    memory: int | None = None
+    """Exemplars kept of each class."""
+    validation: float = 0.0
+    """Hold out this fraction of the training images and evaluate on it instead of the test set."""
+    set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")] = ()
+    """Other values for options; each method takes those it has."""
+    at_once: int = 1
+    """How many runs share the device."""
+    out: Path = Path("runs/sweep")
+    """Where the run directories go; finished ones found there are not run again."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +130,7 @@ class Doctor:
 
 Verb = (
     Annotated[Run, subcommand("run")]
+    | Annotated[Sweep, subcommand("sweep")]
     | Annotated[Compare, subcommand("compare")]
     | Annotated[List, subcommand("list")]
     | Annotated[Doctor, subcommand("doctor")]
@@ -94,6 +140,8 @@ Verb = (
 def main() -> None:
     """Run the command line and exit with the code that says how it went."""
     signal.signal(signal.SIGTERM, _terminate)
+    # Threads that wait by spinning starve each other on a busy machine; read when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII, a file name that is not text
     verb = tyro.cli(
@@ -109,6 +157,8 @@ def main() -> None:
         match verb:
             case Run():
                 _run(verb, console)
+            case Sweep():
+                _sweep(verb, console)
             case Compare():
                 _compare(verb, console)
             case List():
@@ -133,8 +183,9 @@ def _terminate(number: int, frame: object) -> None:
 
 def _run(verb: Run, console: "Console") -> None:
     from ccfa.experiments import Experiment, RunDirectory, resolve, run
+    from ccfa.experiments.first_stage import FirstStages
     from ccfa.experiments.rundir import environment
-    from ccfa.learning.acceleration import describe_device, pick_device
+    from ccfa.learning.acceleration import Acceleration, pick_device, suit_threads
     from ccfa.reporting.tables import metrics_table
     from ccfa.reporting.terminal import Display
 
@@ -154,19 +205,55 @@ def _run(verb: Run, console: "Console") -> None:
         options=_options(verb.set),
     )
     device = pick_device(verb.device)
+    acceleration = Acceleration.for_device(device, verb.precision, not verb.no_compile, not verb.no_graph)
     resolved = resolve(experiment, verb.data_dir)
+    suit_threads(resolved.train.images[0].numel())
     path = verb.out or Path("runs") / experiment.name
     if verb.reuse and (report := RunDirectory.finished(path, resolved.config)):
         console.print(f"{path} holds this experiment already:", soft_wrap=True)
     else:
-        directory = RunDirectory.create(path, resolved.config, environment(describe_device(device)))
+        surroundings = environment(device, acceleration)
+        directory = RunDirectory.create(path, resolved.config, surroundings)
         for note in resolved.notes:
             console.print(f"note: {note}", soft_wrap=True)
-        console.print(f"{resolved.headline} on {describe_device(device)}", soft_wrap=True)
+        console.print(f"{resolved.headline} on {surroundings['device']}", soft_wrap=True)
+        shared = FirstStages(verb.first_stages) if verb.first_stages else None
         with Display(resolved, console) as display:
-            report = run(resolved, directory, display, device)
+            report = run(resolved, directory, display, device, acceleration, shared)
     console.print(metrics_table(report))
     console.print(f"Run directory: {path}", soft_wrap=True)
+
+
+def _sweep(verb: Sweep, console: "Console") -> None:
+    from ccfa.experiments.first_stage import FirstStages
+    from ccfa.experiments.sweep import Plan, sweep
+    from ccfa.learning.acceleration import Acceleration, pick_device
+    from ccfa.reporting.sweeps import StageLines, sweep_table
+
+    device = pick_device(verb.device)
+    plan = Plan(
+        methods=verb.methods,
+        ccfa={"off": (False,), "on": (True,), "both": (False, True)}[verb.ccfa],
+        data=verb.data,
+        scenario=verb.scenario,
+        orders=verb.orders,
+        seeds=verb.seeds,
+        memory=verb.memory,
+        validation=verb.validation,
+        options=_options(verb.set),
+    )
+    cells, scenario = sweep(
+        plan,
+        verb.out,
+        verb.data_dir,
+        device,
+        Acceleration.for_device(device, verb.precision, not verb.no_compile, not verb.no_graph),
+        verb.at_once,
+        FirstStages(verb.first_stages or verb.out / ".first-stages"),
+        lambda name, num_stages: StageLines(name, num_stages, console),
+    )
+    console.print(sweep_table(cells, verb.data, scenario))
+    console.print(f"Run directories: {verb.out}", soft_wrap=True)
 
 
 def _options(texts: tuple[str, ...]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import ImageSet, Stage
 from ccfa.errors import UsageError, choose, unknown
 from ccfa.experiments.options import decode_options, describe, plain
-from ccfa.experiments.presets import DEFAULT_ORDER, default_scenario, preset
+from ccfa.experiments.presets import CCFA_PRESETS, DEFAULT_ORDER, default_scenario, preset
 from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_image_augmentation, with_memory
 from ccfa.methods.method import EVERYTHING
 
@@ -58,6 +58,7 @@ class Resolved(NamedTuple):
     train: ImageSet
     test: ImageSet
     stages: tuple[Stage, ...]
+    scenario: str
     order: tuple[int, ...]
     notes: tuple[str, ...]  # what the user should know and did not ask for
 
@@ -124,7 +125,9 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     wanted = method.memory.quota(train.num_classes)
     if method.memory != EVERYTHING and wanted > smallest:
         notes.append(f"The smallest class has {smallest} images, fewer than {wanted}: all of them are kept.")
-    return Resolved(experiment, method, train.reorder(order), test.reorder(order), stages, order, tuple(notes))
+    return Resolved(
+        experiment, method, train.reorder(order), test.reorder(order), stages, scenario, order, tuple(notes)
+    )
 
 
 def experiment_method(experiment: Experiment) -> Method:
@@ -149,7 +152,8 @@ def experiment_method(experiment: Experiment) -> Method:
     elif _prefixed(experiment, "mix"):
         raise UsageError(f"Options {', '.join(_prefixed(experiment, 'mix'))} need --mix.")
     if experiment.ccfa:
-        method = with_augmentation(method, CCFA(**_plug_in_options(experiment, "ccfa", CCFA)))
+        options = CCFA_PRESETS.get(experiment.data, {}) | _plug_in_options(experiment, "ccfa", CCFA)
+        method = with_augmentation(method, CCFA(**options))
     elif _prefixed(experiment, "ccfa"):
         raise UsageError(f"Options {', '.join(_prefixed(experiment, 'ccfa'))} need --ccfa.")
     return method

@@ -17,6 +17,8 @@ from safetensors.torch import save
 import ccfa
 from ccfa.errors import ModelError, ResourceError, UsageError
 from ccfa.evaluation import Report
+from ccfa.experiments.options import plain
+from ccfa.learning.acceleration import Acceleration, describe_device
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -72,13 +74,21 @@ class RunDirectory:
                 f"{path} holds another experiment (it differs in {', '.join(sorted(differing))}). "
                 f"Choose another directory with --out."
             )
-        status = directory.read_json("status.json").get("state")
-        if status != "finished":
-            raise UsageError(
-                f"{path} holds this experiment, but it did not finish (state: {status}). "
-                f"Remove the directory to run it again, or choose another with --out."
-            )
-        return directory.report()
+        status = directory.read_json("status.json")
+        if status.get("state") == "finished":
+            return directory.report()
+        if status.get("state") == "running" and _alive(status.get("pid")):
+            raise UsageError(f"{path} is being written by process {status['pid']}. Wait for it, or use another --out.")
+        directory._set_aside()
+        return None
+
+    def _set_aside(self) -> None:
+        """Rename an unfinished run, so that it can be started again and nothing is lost."""
+        numbers = (number for number in range(1, 10_000) if not self._unfinished(number).exists())
+        self.path.rename(self._unfinished(next(numbers)))
+
+    def _unfinished(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.unfinished-{number}")
 
     def report(self) -> Report:
         """The report of the run."""
@@ -136,15 +146,27 @@ class RunDirectory:
         write_atomically(self.path / "networks" / f"stage-{stage:03d}.safetensors", save(weights))
 
 
-def environment(device: str) -> dict[str, Any]:
-    """Where a run happens: versions, device, commit."""
+def _alive(pid: object) -> bool:
+    """Whether a process of that number exists."""
+    try:
+        os.kill(int(str(pid)), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def environment(device: torch.device, acceleration: Acceleration) -> dict[str, Any]:
+    """Where and how a run happens: versions, device, precision, commit."""
     return {
         "ccfa": ccfa.__version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
-        "device": device,
+        "device": describe_device(device),
+        "acceleration": plain(acceleration),
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
     }

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor, nn, optim
@@ -56,11 +56,16 @@ class Acceleration:
         """A training step's features: maps in the working precision, the embedding in float32."""
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)
-        forward = _compiled_forward() if self.compile else _forward
+        # Compiled as a function of the backbone, so that one compilation serves every stage's network.
+        forward = _compiled(_forward) if self.compile else _forward
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             features = forward(backbone, images, mixing)
         embedding = features.embedding
         return Features(features.maps, embedding.to(torch.promote_types(embedding.dtype, torch.float32)))
+
+    def fused(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A function of tensors as few kernels, where compilation is on."""
+        return _compiled(function) if self.compile else function
 
     def prepare(
         self, step: StepFunction, batch: Tensor, network: nn.Module, optimiser: optim.Optimizer, generator: Generator
@@ -83,9 +88,9 @@ def _forward(backbone: Backbone, images: Tensor, mixing: MapMixing | None) -> Fe
 
 
 @functools.cache
-def _compiled_forward() -> Callable[[Backbone, Tensor, MapMixing | None], Features]:
-    """Compiled as a function of the backbone, so that one compilation serves every stage's network."""
-    return torch.compile(_forward, dynamic=False)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function compiled once in a process."""
+    return torch.compile(function, dynamic=False)
 
 
 def _captured(

@@ -49,6 +49,8 @@ class Learner:
         self.acceleration = acceleration or Acceleration.for_device(self.device)
         self.memory = ExemplarMemory(method.memory)
         self.terms = [term().to(self.device) for term in method.terms]
+        for term in self.terms:
+            term.fuse(self.acceleration.fused)
         self.previous: Network | None = None
         self.initial: Network | None = None
         self.stage = Stage(index=-1, num_old=0, num_seen=0)

@@ -2,12 +2,12 @@
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor, nn, optim
+from torch import Generator, Tensor, nn, optim
 
 from ccfa.errors import DivergedError
-from ccfa.learning.acceleration import memory_errors_explained
+from ccfa.learning.acceleration import StepFunction, memory_errors_explained
 from ccfa.learning.batches import batches, seed_of
 from ccfa.learning.progress import Progress
 from ccfa.methods import Phase
@@ -45,8 +45,18 @@ def descend(
     optimiser.step()
 
 
-def optimise(learner: "Learner", phase: Phase, *index: int) -> None:
-    """Run one phase; `index` says which one it is, for its random numbers."""
+class PreparedPhase(NamedTuple):
+    """A phase ready to run: its rows, and a step that may be run on any batch of them."""
+
+    rows: Tensor
+    batch_size: int
+    optimiser: optim.Optimizer
+    draws: Generator  # of transforms and augmentations
+    step: StepFunction
+
+
+def prepare_phase(learner: "Learner", phase: Phase, *index: int) -> PreparedPhase:
+    """Choose rows and parameters, and make the step as fast as the learner's acceleration can."""
     rows = phase.rows(learner)
     parameters = [p for p in phase.parameters(learner.network) if p.numel()]
     optimiser = phase.optimiser(parameters, phase.lr, phase.weight_decay)
@@ -60,16 +70,22 @@ def optimise(learner: "Learner", phase: Phase, *index: int) -> None:
 
     set_modes(learner.network, phase)
     with memory_errors_explained(size):
-        run_step = learner.acceleration.prepare(step, rows[:size], learner.network, optimiser, draws)
+        fast_step = learner.acceleration.prepare(step, rows[:size], learner.network, optimiser, draws)
+    return PreparedPhase(rows, size, optimiser, draws, fast_step)
+
+
+def optimise(learner: "Learner", phase: Phase, *index: int) -> None:
+    """Run one phase; `index` says which one it is, for its random numbers."""
+    rows, size, optimiser, draws, step = prepare_phase(learner, phase, *index)
     for epoch in range(phase.epochs):
         began = time.monotonic()
         lr = set_learning_rate(optimiser, phase, epoch)
         draws.manual_seed(seed_of(learner.batch_seed, learner.stage.index, "augmentation", *index, epoch))
-        order = batches(rows, phase.batch_size, learner.generator("batches", *index, epoch))
+        order = batches(rows, size, learner.generator("batches", *index, epoch))
         totals: dict[str, Tensor] = {}
         for number, batch in enumerate(order):
             with memory_errors_explained(size):
-                losses = run_step(batch)
+                losses = step(batch)
             totals = {name: totals.get(name, 0) + loss for name, loss in losses.items()}
             progress = Progress(learner.stage, phase.name, epoch, phase.epochs, number, len(order), size)
             learner.observer.on_batch(progress, losses)

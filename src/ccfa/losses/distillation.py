@@ -13,7 +13,7 @@ def pod_spatial(previous: Sequence[Tensor], current: Sequence[Tensor]) -> Tensor
     p sums the squared map over its width and over its height and concatenates; n normalises the whole vector of a row.
     """
     distances = [
-        row_norm(_pooled(old.square()) - _pooled(new.square())) for old, new in zip(previous, current, strict=True)
+        row_norm(_pooled(_squares(old)) - _pooled(_squares(new))) for old, new in zip(previous, current, strict=True)
     ]
     return torch.stack([distance.mean() for distance in distances]).mean()
 
@@ -82,6 +82,11 @@ def row_norm(difference: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)
 
 
+def _squares(maps: Tensor) -> Tensor:
+    """The squared maps, in float32 or better: sums over 16-bit squares would lose what they compare."""
+    return maps.to(torch.promote_types(maps.dtype, torch.float32)).square()
+
+
 def _pooled(maps: Tensor) -> Tensor:
     """Sums over the width and over the height, concatenated and normalised as one vector a row."""
     strips = torch.cat([maps.sum(dim=3).flatten(1), maps.sum(dim=2).flatten(1)], dim=1)
@@ -90,5 +95,5 @@ def _pooled(maps: Tensor) -> Tensor:
 
 def _unit_channels(maps: Tensor) -> Tensor:
     """The squared map of each channel as a unit vector (B, C, positions), in single precision at least."""
-    squares = maps.to(torch.promote_types(maps.dtype, torch.float32)).square()
+    squares = _squares(maps)
     return F.normalize(squares.flatten(2), dim=2)

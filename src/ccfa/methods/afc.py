@@ -39,6 +39,10 @@ class WeightedDiscrepancy(Term):
         self.loss = loss
         self.importance: Tensor = nn.Buffer(torch.empty(0))  # of all levels, one after the other
 
+    def fuse(self, fused: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
+        """Fuse the loss: it makes dozens of small kernels a level."""
+        self.loss = fused(self.loss)
+
     def forward(self, step: Step) -> Tensor:
         """The penalty on the maps of all levels."""
         maps = step.features.maps

@@ -94,6 +94,9 @@ class Term(nn.Module, ABC):
     def conclude(self, learner: LearnerView) -> None:
         """Refresh what the term remembers, after a stage."""
 
+    def fuse(self, fused: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
+        """Replace a loss of tensors by its fused form, where the term has one that pays."""
+
 
 Optimiser = Callable[[Sequence[nn.Parameter], float, float], optim.Optimizer]
 Schedule = Callable[[int, int], float]

@@ -167,6 +167,10 @@ class MapDistillation(Term):
         self.factor = factor
         self.loss = loss
 
+    def fuse(self, fused: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
+        """Fuse the loss: it makes dozens of small kernels a level."""
+        self.loss = fused(self.loss)
+
     def forward(self, step: Step) -> Tensor:
         """The penalty on the maps of all levels."""
         distance = self.loss(step.previous_features.maps, step.features.maps)

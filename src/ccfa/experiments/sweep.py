@@ -1,0 +1,122 @@
+"""A sweep: methods x {alone, with CCFA} x class orders x seeds, each a run of its own."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ccfa.errors import UsageError, unknown
+from ccfa.evaluation import Report
+from ccfa.experiments.experiment import Experiment, Resolved, experiment_method, factory, resolve
+from ccfa.experiments.first_stage import FirstStages
+from ccfa.experiments.options import schema
+from ccfa.experiments.rundir import RunDirectory, environment
+from ccfa.experiments.running import Audience
+from ccfa.experiments.schedule import Job, run_all
+from ccfa.learning.acceleration import Acceleration, suit_threads
+from ccfa.methods import METHODS
+
+Key = tuple[str, bool]
+"""A method, and whether CCFA is plugged in."""
+
+
+class Cell(NamedTuple):
+    """A method with or without CCFA: its reports by (order, seed), or the reason why there are none."""
+
+    reports: dict[tuple[str, int], Report]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to sweep over; no orders means the data's own."""
+
+    methods: tuple[str, ...]
+    ccfa: tuple[bool, ...] = (False, True)
+    data: str = "digits"
+    scenario: str | None = None
+    orders: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2)
+    memory: int | None = None
+    validation: float = 0.0
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def experiments(self) -> Iterator[tuple[Key, Experiment]]:
+        """Every run of the sweep; a method takes those of the options that it has."""
+        names = tuple(METHODS) if self.methods == ("all",) else self.methods
+        if not names or not self.seeds:
+            raise UsageError("A sweep needs at least one method (or `all`) and one seed.")
+        known = {option for name in names for option in schema(factory(name))}
+        for option in self.options:
+            if option not in known and not option.startswith("ccfa."):
+                raise unknown("option of these methods", option, known)
+        for method in names:
+            for ccfa in self.ccfa:
+                own = {
+                    option: text
+                    for option, text in self.options.items()
+                    if option in schema(factory(method)) or (ccfa and option.startswith("ccfa."))
+                }
+                for order in self.orders or (None,):
+                    for seed in self.seeds:
+                        yield (
+                            (method, ccfa),
+                            Experiment(
+                                method=method,
+                                ccfa=ccfa,
+                                data=self.data,
+                                scenario=self.scenario,
+                                order=order,
+                                memory=self.memory,
+                                validation=self.validation,
+                                seed=seed,
+                                options=own,
+                            ),
+                        )
+
+
+def sweep(
+    plan: Plan,
+    out: Path,
+    data_dir: Path | None,
+    device: torch.device,
+    acceleration: Acceleration,
+    at_once: int,
+    first_stages: FirstStages,
+    audience: Callable[[str, int], Audience],
+) -> tuple[dict[Key, Cell], str]:
+    """Run what is not finished yet; the cells of the table, and the scenario they are of."""
+    cells: dict[Key, Cell] = {}
+    jobs: list[Job] = []
+    scenario = plan.scenario or ""
+    for key, experiment in plan.experiments():
+        try:
+            experiment_method(experiment)
+        except UsageError as error:
+            if not experiment.ccfa:
+                raise
+            cells[key] = Cell({}, str(error))  # CCFA has no meaning for this method
+            continue
+        resolved = resolve(experiment, data_dir)
+        scenario = resolved.scenario
+        path = out / experiment.name
+        cells.setdefault(key, Cell({}))
+        if report := RunDirectory.finished(path, resolved.config):
+            cells[key].reports[_of(resolved)] = report
+        else:
+            suit_threads(resolved.train.images[0].numel())
+            directory = RunDirectory.create(path, resolved.config, environment(device, acceleration))
+            jobs.append(Job(resolved, directory, audience(experiment.name, len(resolved.stages))))
+    for outcome in run_all(jobs, device, acceleration, at_once, first_stages):
+        if outcome.error:
+            raise outcome.error
+        experiment = outcome.job.resolved.experiment
+        if outcome.report:
+            cells[experiment.method, experiment.ccfa].reports[_of(outcome.job.resolved)] = outcome.report
+    return cells, scenario
+
+
+def _of(resolved: Resolved) -> tuple[str, int]:
+    return ",".join(map(str, resolved.order)), resolved.experiment.seed
