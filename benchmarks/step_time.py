@@ -151,7 +151,7 @@ def main() -> None:
         pictures = random_images(60, 10, 224)
         for name, method in {
             "ResNet-18": large,
-            "ResNet-18 + CCFA, 1 feature": with_augmentation(large, CCFA(count=1)),
+            "ResNet-18 + CCFA": with_augmentation(large, CCFA(count=1)),
         }.items():
             phase = prepared(method, pictures, 1, fast, device)
             time_each = milliseconds([phase], max(10, steps // 10), device)

@@ -1,7 +1,7 @@
 """The whole N-step attack as one Triton kernel, for heads on the sphere; `closed_form.py` is the plain version.
 
-Each program keeps a few features in registers and walks over the old classes three times a step at most: once for the
-softmax's normaliser, once for the gradient, and after the last step once more for the pseudo-label.
+Each program keeps a few features in registers and walks over the old classes once a step, carrying the softmax's
+normaliser and the gradient along, and once more at the end for the pseudo-label.
 """
 
 import triton
@@ -14,13 +14,13 @@ from ccfa.losses.classification import cross_entropy, nca, nca_exclusive
 from ccfa.models import CosineHead, Head, LocalSimilarityHead
 
 CRITERIA: dict[Criterion, int] = {cross_entropy: 0, nca: 1, nca_exclusive: 2}
-ROWS = 16
+ROWS, COLUMNS = 16, 128  # of a tile: features, and proxies of old classes
 
 
 def supports(head: Head, criterion: Criterion) -> bool:
     """Whether the kernel computes this head's and this criterion's attack."""
     plain_margin = type(head) is LocalSimilarityHead and head.margin == 0
-    power_of_two = 16 <= head.dim <= 512 and head.dim & (head.dim - 1) == 0
+    power_of_two = head.dim in (16, 32, 64, 128)  # more would not fit into registers
     return (plain_margin or type(head) is CosineHead) and power_of_two and criterion in CRITERIA
 
 
@@ -53,9 +53,9 @@ def fused_attack(
         DIM=start.shape[1],
         NUM_PROXIES=num_proxies,
         PROXIES=padded,
-        CLASSES=max(1, (64 if start.shape[1] <= 128 else 16) // padded),
+        CLASSES=max(1, COLUMNS // padded),
         ROWS=ROWS,
-        num_warps=4 if start.shape[1] <= 128 else 8,
+        num_warps=8,
     )
     return attacked * norms, labels
 
@@ -83,6 +83,22 @@ def _scores(
 
 
 @triton.jit
+def _logit_gradient(
+    unit, directions, classes, slope, shift, DIM: tl.constexpr, NUM_PROXIES: tl.constexpr, PROXIES: tl.constexpr
+):  # fmt: skip
+    """dy/dz of one class a row, without the factor slope * scale."""
+    proxies = tl.arange(0, PROXIES)
+    columns = classes[:, None] * PROXIES + proxies[None, :]
+    tile = tl.load(directions + columns[:, :, None] * DIM + tl.arange(0, DIM)[None, None, :])
+    s = slope * tl.sum(unit[:, None, :] * tile, axis=2) + shift
+    real = (proxies < NUM_PROXIES)[None, :]
+    powers = tl.where(real, tl.exp(s - tl.max(tl.where(real, s, -1e30), axis=1)[:, None]), 0.0)
+    weights = powers / tl.sum(powers, axis=1)[:, None]
+    inner = weights * (1.0 + s - tl.sum(weights * s, axis=1)[:, None])
+    return tl.sum(inner[:, :, None] * tile, axis=1)
+
+
+@triton.jit
 def _attack(
     features, directions, targets, alphas, scale_pointer, labels, num_rows, num_classes, steps, slope, shift,
     CRITERION: tl.constexpr, DIM: tl.constexpr, NUM_PROXIES: tl.constexpr, PROXIES: tl.constexpr,
@@ -97,14 +113,15 @@ def _attack(
     alpha = tl.load(alphas + rows, mask=inside, other=0.0)
     scale = tl.load(scale_pointer)
 
-    for _ in range(steps):
+    for _step in range(steps):
         unit = z / tl.maximum(tl.sqrt(tl.sum(z * z, axis=1)), 1e-12)[:, None]
         largest = tl.full([ROWS], -1e30, tl.float32)
         total = tl.zeros([ROWS], tl.float32)  # of exp(logit - largest), with the target for cross-entropy only
         own = tl.zeros([ROWS], tl.float32)
         best = tl.zeros([ROWS], tl.int32)
+        gradient = tl.zeros([ROWS, DIM], tl.float32)  # of the log of that sum, times the sum
         for first in range(0, num_classes, CLASSES):
-            _, classes, logits, _ = _scores(
+            tile, classes, logits, inner = _scores(
                 unit, directions, first, num_classes, scale, slope, shift, DIM, NUM_PROXIES, PROXIES, CLASSES, ROWS
             )
             is_target = classes[None, :] == target[:, None]
@@ -114,28 +131,20 @@ def _attack(
             powers = tl.exp(logits - updated[:, None])
             if CRITERION != 0:
                 powers = tl.where(is_target, 0.0, powers)
-            total = total * tl.exp(largest - updated) + tl.sum(powers, axis=1)
+            by_proxy = tl.reshape(powers[:, :, None] * inner, [ROWS, CLASSES * PROXIES])
+            fading = tl.exp(largest - updated)
+            total = total * fading + tl.sum(powers, axis=1)
+            gradient = gradient * fading[:, None] + tl.dot(by_proxy, tile, input_precision="tf32x3")
             own += tl.sum(tl.where(is_target, logits, 0.0), axis=1)
             largest = updated
-        denominator = total + 1.0 if CRITERION == 1 else total
-
-        gradient = tl.zeros([ROWS, DIM], tl.float32)
-        for first in range(0, num_classes, CLASSES):
-            tile, classes, logits, inner = _scores(
-                unit, directions, first, num_classes, scale, slope, shift, DIM, NUM_PROXIES, PROXIES, CLASSES, ROWS
-            )
-            is_target = classes[None, :] == target[:, None]
-            shares = tl.exp(logits - largest[:, None])
-            if CRITERION != 0:
-                shares = tl.where(is_target, 0.0, shares)
-            if CRITERION == 1:
-                shares += tl.where(classes[None, :] == best[:, None], 1.0, 0.0)
-            by_class = shares / denominator[:, None] - tl.where(is_target, 1.0, 0.0)
-            by_proxy = tl.reshape(by_class[:, :, None] * inner, [ROWS, CLASSES * PROXIES])
-            gradient += tl.dot(by_proxy, tile, input_precision="tf32x3")
+        if CRITERION == 1:  # the largest logit stands in the denominator once more, for the target
+            total += 1.0
+            gradient += _logit_gradient(unit, directions, best, slope, shift, DIM, NUM_PROXIES, PROXIES)
+        gradient /= total[:, None]
+        gradient -= _logit_gradient(unit, directions, target, slope, shift, DIM, NUM_PROXIES, PROXIES)
         gradient *= slope * scale
         if CRITERION == 2:
-            active = tl.log(denominator) + largest > own
+            active = tl.log(total) + largest > own
             gradient = tl.where(active[:, None], gradient, 0.0)
         gradient -= tl.sum(gradient * unit, axis=1)[:, None] * unit
         z -= alpha[:, None] * (tl.where(gradient > 0, 1.0, 0.0) - tl.where(gradient < 0, 1.0, 0.0))
@@ -145,7 +154,7 @@ def _attack(
     largest = tl.full([ROWS], -1e30, tl.float32)
     best = tl.zeros([ROWS], tl.int32)
     for first in range(0, num_classes, CLASSES):
-        _, _, logits, _ = _scores(
+        _tile, _classes, logits, _inner = _scores(
             unit, directions, first, num_classes, scale, slope, shift, DIM, NUM_PROXIES, PROXIES, CLASSES, ROWS
         )
         peak = tl.max(logits, axis=1)

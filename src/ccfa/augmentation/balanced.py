@@ -6,6 +6,8 @@ prices, and is solved by the primal-dual hybrid gradient method with reflection,
 and restarts. All is a fixed sequence of small operators: nothing waits for the host.
 """
 
+import importlib.util
+
 import torch
 from torch import Generator, Tensor
 
@@ -13,7 +15,22 @@ RESTART = 50  # iterations after which the anchor moves to where the iteration h
 PRICE_WEIGHT = 3.0  # how much longer the steps of the prices are than those of S; measured, as RESTART
 
 
-def solve(confidences: Tensor, classes: Tensor, num_old: int, share: Tensor | float, iterations: int = 150) -> Tensor:
+ITERATIONS = 150
+
+
+def assign(confidences: Tensor, classes: Tensor, num_old: int, share: Tensor) -> Tensor:
+    """The relaxed assignment, in one kernel where there is one for problems of this size."""
+    if confidences.is_cuda and confidences.dtype == torch.float32 and importlib.util.find_spec("triton"):
+        from ccfa.augmentation.balanced_kernel import fused_solve, supports
+
+        if supports(confidences, num_old):
+            return fused_solve(confidences, classes, num_old, share, ITERATIONS, RESTART, PRICE_WEIGHT)
+    return solve(confidences, classes, num_old, share)
+
+
+def solve(
+    confidences: Tensor, classes: Tensor, num_old: int, share: Tensor | float, iterations: int = ITERATIONS
+) -> Tensor:
     """The relaxed assignment S (N, K) of each row to its `classes` (N, K), with `share` = u rows meant for each class.
 
     A place that holds no class is marked by the index `num_old` and a very low confidence.

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from ccfa.augmentation.balanced import draw_places, solve
+from ccfa.augmentation.balanced import assign, draw_places
 from ccfa.errors import UsageError, unknown
 
 
@@ -83,7 +83,7 @@ class Balanced:
         excluded = own.gather(1, classes)
         confidences = confidences.gather(1, classes).masked_fill(excluded, lowest)
         classes = classes.masked_fill(excluded, num_old)
-        return solve(confidences, classes, num_old, valid.sum() / num_old), classes, valid
+        return assign(confidences, classes, num_old, valid.sum() / num_old), classes, valid
 
 
 TARGETS: dict[str, TargetRule] = {

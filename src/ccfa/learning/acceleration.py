@@ -90,7 +90,8 @@ def _forward(backbone: Backbone, images: Tensor, mixing: MapMixing | None) -> Fe
 @functools.cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function compiled once in a process."""
-    return torch.compile(function, dynamic=False)
+    # Kernels that do not depend on each other, such as the casts of all weights, are launched as one.
+    return torch.compile(function, dynamic=False, options={"combo_kernels": True})
 
 
 def _captured(
