@@ -3,7 +3,7 @@
 from ccfa import CCFA, Learner, build_method, load, split, with_augmentation
 
 train, test = load("digits")
-learner = Learner(with_augmentation(build_method("podnet", "digits"), CCFA()), train)
+learner = Learner(with_augmentation(build_method("podnet", "digits"), CCFA(count=1)), train)
 for stage in split(train.num_classes, initial=5, increment=1):
     learner.learn(stage)
     seen = test.subset(test.rows(0, stage.num_seen))

@@ -1,4 +1,4 @@
-"""A method of your own in one file: replay, plus distillation of the old classes' logits (Learning without Forgetting)."""
+"""A method of your own in one file: replay plus distillation of the old logits (Learning without Forgetting)."""
 
 from dataclasses import replace
 from functools import partial

@@ -121,7 +121,7 @@ USAGE = [
     (["run", "podnet", "--memory", "many"], "many"),
     (["run"], "(?i)required"),
     (["runn"], "Available subcommands: run,"),
-    ([], "run, compare, list, doctor"),
+    ([], "Missing subcommand"),
     (["list", "method"], "'methods'"),
     (["compare"], "at least one run directory"),
 ]
@@ -204,12 +204,13 @@ def test_a_diverging_run_is_code_6_keeps_what_it_has_and_is_not_reused(call, tmp
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["state"] == "failed"
     assert (tmp_path / "run" / "predictions" / "stage-000.npz").exists()
-    code, _, err = call(*arguments, "--reuse")
-    assert code == 2
-    assert "did not finish (state: failed)" in err
+    kept = {path.name for path in (tmp_path / "run").iterdir()}
     code, out, _ = call("compare", "run")
     assert code == 0
     assert "(unfinished)" in out
+    code, _, _ = call(*arguments, "--reuse")  # set aside, not lost; and it diverges again
+    assert code == 6
+    assert {path.name for path in (tmp_path / "run.unfinished-1").iterdir()} == kept
 
 
 def test_a_rate_that_diverges_at_once_names_the_first_epoch(call, tmp_path):

@@ -114,7 +114,7 @@ def test_options_reach_the_method_and_its_augmentation():
     method = experiment_method(Experiment("podnet", ccfa=True, options=options))
     (augmentation,) = method.feature_augmentations
     assert (augmentation.count, augmentation.step_size) == (2, (0.1, 0.2))
-    assert phase_values(method, "epochs") == {3, 10}
+    assert phase_values(method, "epochs") == {3, 20}
     assert phase_values(method, "lr") == {0.02, 0.05}
 
 

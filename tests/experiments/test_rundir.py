@@ -13,6 +13,9 @@ from ccfa.errors import ModelError, ResourceError, UsageError
 from ccfa.evaluation import Report
 from ccfa.experiments import RunDirectory
 from ccfa.experiments.rundir import environment, write_atomically
+from ccfa.learning.acceleration import Acceleration
+
+CPU = torch.device("cpu")
 
 CONFIG = {"experiment": {"method": "toy"}, "resolved": {"stage_sizes": [1]}}
 REPORT = Report(
@@ -109,12 +112,28 @@ def test_the_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
 def test_only_a_finished_run_of_this_experiment_is_reused(directory):
     missing = directory.path.with_name("nothing")
     assert RunDirectory.finished(missing, CONFIG) is None
-    with pytest.raises(UsageError, match=r"did not finish \(state: running\)"):
+    with pytest.raises(UsageError, match=r"being written by process \d+"):
         RunDirectory.finished(directory.path, CONFIG)
     finish(directory)
     assert RunDirectory.finished(directory.path, CONFIG) == REPORT
     with pytest.raises(UsageError, match=r"another experiment.*differs in resolved"):
         RunDirectory.finished(directory.path, {**CONFIG, "resolved": {}})
+
+
+def test_an_unfinished_run_is_set_aside_and_kept(directory):
+    for number in (1, 2):
+        directory.set_status("interrupted")
+        before = contents(directory.path)
+        assert RunDirectory.finished(directory.path, CONFIG) is None
+        assert not directory.path.exists()
+        assert contents(directory.path.with_name(f"{directory.path.name}.unfinished-{number}")) == before
+        RunDirectory.create(directory.path, CONFIG, {})
+
+
+def test_a_run_whose_process_died_is_set_aside(directory):
+    status = directory.read_json("status.json")
+    directory.write_json("status.json", {**status, "pid": 2**22 + 1})  # beyond the largest process number
+    assert RunDirectory.finished(directory.path, CONFIG) is None
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b"\xff\xfe"])
@@ -165,9 +184,10 @@ def test_a_network_reads_back_bit_for_bit(directory):
 
 
 def test_the_environment_is_json_and_names_the_device():
-    found = environment("toy device")
+    found = environment(CPU, Acceleration())
     assert json.loads(json.dumps(found)) == found
-    assert found["device"] == "toy device"
+    assert found["device"].startswith("cpu")
+    assert found["acceleration"]["precision"] == "float32"
     assert {"ccfa", "commit", "python", "torch", "numpy", "threads", "platform"} <= found.keys()
     assert all(found[name] for name in ("ccfa", "commit", "python", "torch"))
 
@@ -181,14 +201,14 @@ def test_the_commit_of_a_checkout_around_an_installed_package_is_not_ours(tmp_pa
     git("init")
     git("commit", "--allow-empty", "-m", "theirs")
     monkeypatch.setattr(rundir, "__file__", str(tmp_path / "rundir.py"))
-    assert environment("cpu")["commit"] == "unknown"
+    assert environment(CPU, Acceleration())["commit"] == "unknown"
     git("add", "rundir.py")
     git("commit", "-m", "ours")
-    assert len(environment("cpu")["commit"]) == 12
+    assert len(environment(CPU, Acceleration())["commit"]) == 12
     (tmp_path / "rundir.py").write_text("changed")
-    assert environment("cpu")["commit"].endswith("+")
+    assert environment(CPU, Acceleration())["commit"].endswith("+")
 
 
 def test_without_git_the_commit_is_unknown(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert environment("cpu")["commit"] == "unknown"
+    assert environment(CPU, Acceleration())["commit"] == "unknown"
