@@ -43,8 +43,24 @@ CITED_ONLY: dict[str, Published] = {
     "GeoDL": Published(52.28, 60.21, 63.61, 65.34),
 }
 
+PAPERS: dict[str, str] = {
+    "ucir": "Hou et al., CVPR 2019",
+    "podnet": "Douillard et al., ECCV 2020",
+    "afc": "Kang et al., CVPR 2022",
+    "aanet": "Liu et al., CVPR 2021, over PODNet",
+    "aanet-ucir": "Liu et al., CVPR 2021, over UCIR",
+    "aanet-afc": "Liu et al., CVPR 2021, over AFC",
+    "icarl": "Rebuffi et al., CVPR 2017",
+    "bic": "Wu et al., CVPR 2019",
+    "gdumb": "Prabhu et al., ECCV 2020",
+    "il2a": "Zhu et al., NeurIPS 2021",
+    "pass": "Zhu et al., CVPR 2021",
+}
+
 # Whether a published number was reached on CIFAR-100; the runs are in benchmarks/RESULTS.md.
-REPRODUCED: dict[str, str] = {}
+REPRODUCED: dict[str, str] = {
+    "podnet": "yes: 65.3 on order podnet-0, B50-inc10 (paper 64.6 ± 0.65); with CCFA no: 66.6 (paper 67.2)",
+}
 NOT_MEASURED = "not yet measured"
 
 

@@ -12,7 +12,9 @@ from ccfa.data import DATASETS, order_names
 from ccfa.evaluation import DEFINITIONS, Report
 from ccfa.experiments.options import schema
 from ccfa.experiments.presets import SCENARIOS
+from ccfa.experiments.tables import CITED_ONLY, NOT_MEASURED, PAPERS, REPRODUCED
 from ccfa.methods import METHODS
+from ccfa.methods.method import EVERYTHING
 from ccfa.models import BACKBONES
 
 COLUMNS = {
@@ -81,12 +83,16 @@ def catalogue(what: str) -> list[Table]:
 
 
 def _methods() -> Table:
-    table = Table("method", "what it is", "memory")
+    table = Table("method", "what it is", "paper", "memory", "published number reproduced")
     for name, function in METHODS.items():
         method = function()
-        per_class = method.memory.per_class or 0
-        memory = "none" if not per_class else f"{per_class} per class" if per_class < 2**31 else "every image"
-        table.add_row(name, _first_line(function), memory)
+        kept = method.memory.quota(1)
+        memory = "none" if not kept else "every image" if method.memory == EVERYTHING else f"{kept} per class"
+        needed = ", needed" if method.needs_memory else ""
+        reproduced = REPRODUCED.get(name, NOT_MEASURED) if name in PAPERS else ""
+        table.add_row(name, _first_line(function), PAPERS.get(name, ""), memory + needed, reproduced)
+    for name in CITED_ONLY:
+        table.add_row(name, "in tables with its published values only", "", "", "")
     return table
 
 
