@@ -91,7 +91,7 @@ def _run(verb: Run, console: "Console") -> None:
     resolved = resolve(experiment, verb.data_dir)
     suit_threads(resolved.train.images[0].numel())
     path = verb.out or Path("runs") / experiment.name
-    if verb.reuse and (report := RunDirectory.finished(path, resolved.config)):
+    if verb.reuse and (report := RunDirectory.finished(path, resolved.config, acceleration)):
         console.print(f"{path} holds this experiment already:", soft_wrap=True)
     else:
         surroundings = environment(device, acceleration)

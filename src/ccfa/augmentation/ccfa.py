@@ -24,7 +24,11 @@ class CCFA:
     target: str = "most-confident"
     gradient_to_backbone: bool = False
     phases: tuple[str, ...] = ("main", "balanced")
-    needs_old_head: bool = True
+
+    @property
+    def needs_old_head(self) -> bool:
+        """There is nothing to attack without one."""
+        return True
 
     def __post_init__(self) -> None:
         target_rule(self.target)
@@ -74,13 +78,17 @@ def cross_class_features(
     steps: int = 10,
     step_size: tuple[float, float] = (2 / 255, 5 / 255),
     target: TargetRule = most_confident,
+    start: Literal["feature", "noise"] = "feature",
+    gradient_to_backbone: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Augmented features Z'_k (count * N, dim), pseudo-labels and weights, for anybody's training loop.
 
     `head` and `old_head` map features to logits, over at least `num_old` classes and over exactly the old classes;
     `criterion` gives one loss a row. A weight is 0 where a row has no class to go to, otherwise 1.
     """
-    options = CCFA(count=count, steps=steps, step_size=step_size)
+    options = CCFA(
+        count=count, steps=steps, step_size=step_size, start=start, gradient_to_backbone=gradient_to_backbone
+    )
     attack = attack_on(old_head, criterion, features.is_cuda)
     return augmented_features(features, labels[:, None], head, attack, num_old, generator, options, target)
 

@@ -77,6 +77,11 @@ class ManifoldMixup(PairMixing):
     alpha: float = 2.0
     num_places: int = 3  # before this many levels: the images, the maps of the first level, those of the second
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.num_places <= 3:  # every backbone here has at least three levels
+            raise UsageError(f"Manifold Mixup mixes at 1 to 3 places, got num_places={self.num_places}.")
+
     def mix(
         self, images: Tensor, partners: Tensor, share: Tensor, generator: Generator
     ) -> tuple[Tensor, Tensor, MapMixing | None]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ccfa import data as datasets
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import ImageSet, Stage
+from ccfa.data.orders import recognise_imagenet
 from ccfa.errors import UsageError, choose, unknown
 from ccfa.experiments.options import decode_options, describe, plain
 from ccfa.experiments.presets import CCFA_PRESETS, DEFAULT_ORDER, default_scenario, preset
@@ -105,11 +106,14 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
         train, test = train.hold_out(experiment.validation, seed=0)
         notes.append(f"Accuracies are on {len(test)} images held out from training, not on the test set.")
     order_name = experiment.order or DEFAULT_ORDER.get(experiment.data, "natural")
-    order = datasets.class_order(order_name, train.num_classes, experiment.data)
+    order = datasets.class_order(
+        order_name, train.num_classes, recognise_imagenet(train.class_names) or experiment.data
+    )
     scenario = experiment.scenario or default_scenario(experiment.data, train.num_classes)
     stages = datasets.parse_scenario(scenario, train.num_classes)
     if any(phase.batch_size < 1 for stage in stages for phase in method.phases(stage)):
         raise UsageError("The batch size must be at least 1 image.")
+    _require_phases(method, stages)
     smallest = int(train.labels.bincount().min())
     if experiment.memory is not None and experiment.memory > smallest:
         raise UsageError(
@@ -130,6 +134,16 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     )
 
 
+def _require_phases(method: Method, stages: tuple[Stage, ...]) -> None:
+    """Refuse a plug-in that names a phase which no method has: it would silently never act."""
+    known = {"main", "balanced"} | {phase.name for stage in stages for phase in method.phases(stage)}
+    names = [name for augmentation in method.feature_augmentations for name in augmentation.phases]
+    names += method.image_augmentation.phases if method.image_augmentation else ()
+    for name in names:
+        if name not in known:
+            raise unknown("phase", name, known)
+
+
 def experiment_method(experiment: Experiment) -> Method:
     """The method of an experiment: preset, options, memory, augmentation."""
     own = {name: text for name, text in experiment.options.items() if not name.startswith(("ccfa.", "mix."))}
@@ -141,11 +155,7 @@ def experiment_method(experiment: Experiment) -> Method:
     if experiment.memory is not None and experiment.memory_total is not None:
         raise UsageError("Give --memory (per class) or --memory-total, not both.")
     if experiment.memory is not None or experiment.memory_total is not None:
-        if min(experiment.memory or 0, experiment.memory_total or 0) < 0:
-            raise UsageError("The memory cannot be negative.")
         method = with_memory(method, Budget(experiment.memory, experiment.memory_total))
-    elif method.needs_memory:
-        method = with_memory(method, method.memory)  # refuses a memory of 0 that came as an option
     if experiment.mix:
         kind = choose("mixing", experiment.mix, MIXES)
         method = with_image_augmentation(method, kind(**_plug_in_options(experiment, "mix", kind)))

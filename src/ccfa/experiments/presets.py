@@ -46,13 +46,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-# CCFA's options. ImageNet's are the paper's; 1 feature an image suits digits, by accuracy on held-out training images.
-_IMAGENET_CCFA = {"count": 1, "step_size": (2 / 2040, 5 / 2040)}
-CCFA_PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {"count": 1},
-    "imagenet100": _IMAGENET_CCFA,
-    "imagenet1000": _IMAGENET_CCFA,
-}
+# CCFA's options: 1 feature an image suits digits, by accuracy on held-out training images.
+CCFA_PRESETS: dict[str, dict[str, Any]] = {"digits": {"count": 1}}
 
 SCENARIOS: dict[str, str] = {
     "B50-inc10": "half of CIFAR-100 first, then 5 stages of 10 classes (the paper's '5 tasks')",

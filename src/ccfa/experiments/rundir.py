@@ -62,7 +62,7 @@ class RunDirectory:
         return directory
 
     @classmethod
-    def finished(cls, path: Path, config: dict[str, Any]) -> Report | None:
+    def finished(cls, path: Path, config: dict[str, Any], acceleration: Acceleration) -> Report | None:
         """The report of a finished run of this very experiment, or None where there is no directory yet."""
         if not path.exists():
             return None
@@ -74,6 +74,9 @@ class RunDirectory:
                 f"{path} holds another experiment (it differs in {', '.join(sorted(differing))}). "
                 f"Choose another directory with --out."
             )
+        precision = directory.read_json("environment.json").get("acceleration", {}).get("precision")
+        if precision != acceleration.precision:
+            raise UsageError(f"{path} was run in {precision}, not in {acceleration.precision}. Use another --out.")
         status = directory.read_json("status.json")
         if status.get("state") == "finished":
             return directory.report()

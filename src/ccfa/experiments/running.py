@@ -23,7 +23,7 @@ from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.first_stage import FirstStages, first_stage_key
 from ccfa.experiments.rundir import RunDirectory, write_atomically
 from ccfa.learning import Learner, Observer, Progress
-from ccfa.learning.acceleration import Acceleration
+from ccfa.learning.acceleration import Acceleration, memory_errors_explained
 from ccfa.methods import Method
 from ccfa.methods.method import by_nearest_mean
 
@@ -73,7 +73,8 @@ def run(
     """Learn all stages, evaluate after each, and leave everything in the run directory."""
     acceleration = acceleration or Acceleration.for_device(device)
     try:
-        report = _learn_all(resolved, directory, audience, device, acceleration, first_stages)
+        with memory_errors_explained(resolved.method.phases(resolved.stages[0])[0].batch_size):
+            report = _learn_all(resolved, directory, audience, device, acceleration, first_stages)
     except (KeyboardInterrupt, SystemExit):  # Ctrl-C, and how the command line ends on SIGTERM
         directory.set_status("interrupted")
         raise
@@ -122,7 +123,9 @@ def _learn_all(
         directory.write_predictions(stage.index, evaluations.arrays())
         directory.write_network(stage.index, learner.network)
         directory.write_rows("stages.csv", rows)
-        directory.write_rows("accuracy_matrix.csv", _matrix_table(report))
+        directory.write_rows("accuracy_matrix.csv", _matrix_table(report.accuracy_matrix))
+        if nearest := evaluations.matrix_by_nearest_mean():
+            directory.write_rows("accuracy_matrix_by_nearest_mean.csv", _matrix_table(nearest))
         write_atomically(directory.path / "report.json", report.to_json())
         directory.set_status("running", stages_done=len(rows), num_stages=len(resolved.stages))
         directory.append("log.txt", json.dumps(rows[-1]))
@@ -163,6 +166,12 @@ class Evaluations:
         arrays = {"labels": self.labels[-1], "by_logits": self.by_logits[-1]}
         return arrays | ({"by_nearest_mean": self.by_nearest_mean[-1]} if self.by_nearest_mean else {})
 
+    def matrix_by_nearest_mean(self) -> list[list[float | None]]:
+        """The accuracy matrix of the nearest-mean rule; empty for a method without exemplars."""
+        if not self.by_nearest_mean:
+            return []
+        return matrix_rows(accuracy_matrix(self.by_nearest_mean, self.labels, self.num_seen))
+
     def row(self, stage: Stage) -> dict[str, Any]:
         """The last stage's line of stages.csv, accuracies as fractions, by the method's own rule first."""
         labels = self.labels[-1]
@@ -196,10 +205,7 @@ class Evaluations:
         )
 
 
-def _matrix_table(report: Report) -> list[dict[str, Any]]:
+def _matrix_table(matrix: list[list[float | None]]) -> list[dict[str, Any]]:
     """The accuracy matrix with a heading: a row a stage, a column for the classes of each stage."""
-    columns = [f"classes_of_stage_{index}" for index in range(len(report.num_seen))]
-    return [
-        {"after_stage": index, **dict(zip(columns, row, strict=True))}
-        for index, row in enumerate(report.accuracy_matrix)
-    ]
+    columns = [f"classes_of_stage_{index}" for index in range(len(matrix))]
+    return [{"after_stage": index, **dict(zip(columns, row, strict=True))} for index, row in enumerate(matrix)]

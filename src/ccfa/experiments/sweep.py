@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import torch
 
+from ccfa.augmentation import CCFA
 from ccfa.errors import UsageError, unknown
 from ccfa.evaluation import Report
-from ccfa.experiments.experiment import Experiment, Resolved, experiment_method, factory, resolve
+from ccfa.experiments.experiment import Experiment, Resolved, build_method, experiment_method, factory, resolve
 from ccfa.experiments.first_stage import FirstStages
 from ccfa.experiments.options import schema
 from ccfa.experiments.rundir import RunDirectory, environment
@@ -49,8 +50,9 @@ class Plan:
         if not names or not self.seeds:
             raise UsageError("A sweep needs at least one method (or `all`) and one seed.")
         known = {option for name in names for option in schema(factory(name))}
+        known |= {f"ccfa.{option}" for option in schema(CCFA)}
         for option in self.options:
-            if option not in known and not option.startswith("ccfa."):
+            if option not in known:
                 raise unknown("option of these methods", option, known)
         for method in names:
             for ccfa in self.ccfa:
@@ -59,8 +61,8 @@ class Plan:
                     for option, text in self.options.items()
                     if option in schema(factory(method)) or (ccfa and option.startswith("ccfa."))
                 }
-                for order in self.orders or (None,):
-                    for seed in self.seeds:
+                for order in dict.fromkeys(self.orders or (None,)):
+                    for seed in dict.fromkeys(self.seeds):
                         yield (
                             (method, ccfa),
                             Experiment(
@@ -95,7 +97,7 @@ def sweep(
         try:
             experiment_method(experiment)
         except UsageError as error:
-            if not experiment.ccfa:
+            if not (experiment.ccfa and build_method(experiment.method, experiment.data).no_old_head):
                 raise
             cells[key] = Cell({}, str(error))  # CCFA has no meaning for this method
             continue
@@ -103,7 +105,7 @@ def sweep(
         scenario = resolved.scenario
         path = out / experiment.name
         cells.setdefault(key, Cell({}))
-        if report := RunDirectory.finished(path, resolved.config):
+        if report := RunDirectory.finished(path, resolved.config, acceleration):
             cells[key].reports[_of(resolved)] = report
         else:
             suit_threads(resolved.train.images[0].numel())

@@ -72,9 +72,9 @@ class Acceleration:
     ) -> StepFunction:
         """The step as it will be run, many times on batches of one shape."""
         if batch.is_cuda:
-            allowed = self.precision != "float32"
-            torch.backends.cuda.matmul.allow_tf32 = allowed
-            torch.backends.cudnn.allow_tf32 = allowed
+            # Convolutions may round; products outside the backbone decide signs, targets and exemplars.
+            torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
+            torch.backends.cudnn.allow_tf32 = self.precision != "float32"
             torch.backends.cudnn.benchmark = True  # every batch has the same shape
         rates_can_change = all(isinstance(group["lr"], Tensor) for group in optimiser.param_groups)
         if self.graph and rates_can_change:
@@ -178,7 +178,9 @@ def memory_errors_explained(batch_size: int) -> Iterator[None]:
     """Turn running out of memory into an error that says what to do."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (MemoryError, RuntimeError) as error:  # a CPU out of memory is a plain RuntimeError of torch's
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
         raise ResourceError(
             f"Out of memory at batch size {batch_size}: {error}. "
             f"Try a smaller one, e.g. --set batch_size={max(1, batch_size // 2)} (this changes results slightly)."

@@ -5,6 +5,7 @@ from functools import partial
 from torch import Tensor
 
 from ccfa.data import CIFAR100_UCIR, Transforms
+from ccfa.errors import UsageError
 from ccfa.losses.classification import cross_entropy
 from ccfa.losses.distillation import cosine_distance
 from ccfa.losses.ranking import margin_ranking
@@ -89,6 +90,8 @@ class MarginRanking(Term):
 
     def __init__(self, margin: float, num_negatives: int) -> None:
         super().__init__("margin-ranking")
+        if num_negatives < 1:
+            raise UsageError(f"Margin ranking needs at least 1 negative class, got {num_negatives}.")
         self.margin = margin
         self.num_negatives = num_negatives
 

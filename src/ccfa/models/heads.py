@@ -11,6 +11,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from ccfa.errors import UsageError
+
 
 class Head(nn.Module, ABC):
     """g: `old` and `new` class blocks, and the scale eta its logits are multiplied by."""
@@ -63,6 +65,8 @@ class LinearHead(Head):
     """Inner products with class weights, plus a bias kept as the last column of each block."""
 
     def __init__(self, dim: int, bias: bool = True, temperature: float = 1.0, relu: bool = False) -> None:
+        if temperature <= 0:
+            raise UsageError(f"A head's temperature must be positive, got {temperature}.")
         super().__init__(dim, (dim + 1,) if bias else (dim,), nn.Buffer(torch.tensor(1.0 / temperature)))
         self.bias = bias
         self.relu = relu
@@ -110,6 +114,8 @@ class LocalSimilarityHead(Head):
     """
 
     def __init__(self, dim: int, num_proxies: int = 10, margin: float = 0.0) -> None:
+        if num_proxies < 1:
+            raise UsageError(f"A class needs at least 1 proxy, got {num_proxies}.")
         super().__init__(dim, (num_proxies, dim), nn.Parameter(torch.ones(())))
         self.num_proxies = num_proxies
         self.margin = margin

@@ -1,0 +1,181 @@
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ccfa.errors import ModelError
+from ccfa.experiments import Experiment, RunDirectory, resolve, run
+from ccfa.experiments.first_stage import FirstStages, first_stage_key
+from ccfa.learning import Learner
+from ccfa.learning.acceleration import Acceleration
+from toys import STAGES, tiny, toy_images
+
+CPU = torch.device("cpu")
+PLAIN = Acceleration()
+SHORT = {"epochs": "1", "balanced_epochs": "1"}
+EXPERIMENT = Experiment("podnet", scenario="6,2,2", options=SHORT)
+
+
+class Audience:
+    """Keeps which stages had an epoch."""
+
+    def __init__(self):
+        self.trained = set()
+
+    def on_batch(self, progress, losses):
+        pass
+
+    def on_epoch(self, progress, losses, lr, seconds):
+        self.trained.add(progress.stage.index)
+
+    def on_stage(self, stage, result):
+        pass
+
+
+def key(experiment=EXPERIMENT, acceleration=PLAIN):
+    return first_stage_key(resolve(experiment), acceleration, CPU)
+
+
+def with_options(**options):
+    return replace(EXPERIMENT, options={**SHORT, **options})
+
+
+def run_into(path, experiment, first_stages=None):
+    resolved, audience = resolve(experiment), Audience()
+    directory = RunDirectory.create(path, resolved.config, {"device": "cpu"})
+    report = run(resolved, directory, audience, CPU, first_stages=first_stages)
+    return report, audience.trained
+
+
+def weights(path):
+    return [file.read_bytes() for file in sorted((path / "networks").iterdir())]
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        replace(EXPERIMENT, ccfa=True),
+        Experiment("afc", scenario="6,2,2", options=SHORT),  # looks at all images once more after training
+        Experiment("pass", scenario="6,2,2", options={"epochs": "1"}),  # drops outputs after training
+        Experiment("bic", scenario="6,2,2", options={"epochs": "1", "correction_epochs": "1"}),  # holds images out
+        Experiment("gdumb", scenario="6,2,2", options={"epochs": "1"}),  # starts from a new network at each stage
+    ],
+    ids=lambda experiment: experiment.method,
+)
+def test_a_first_stage_from_the_store_changes_nothing(tmp_path, experiment):
+    store = FirstStages(tmp_path / "store")
+    alone, trained = run_into(tmp_path / "alone", experiment)
+    assert trained == {0, 1, 2}
+    storing, trained = run_into(tmp_path / "storing", experiment, store)
+    assert trained == {0, 1, 2}
+    assert [file.name for file in store.folder.iterdir()] == [f"{key(experiment)}.safetensors"]
+    taking, trained = run_into(tmp_path / "taking", experiment, store)
+    assert trained == {1, 2}
+    for report, name in ((storing, "storing"), (taking, "taking")):
+        assert report.metrics == alone.metrics
+        assert report.metrics_by_nearest_mean == alone.metrics_by_nearest_mean
+        assert report.accuracy_matrix == alone.accuracy_matrix
+        assert weights(tmp_path / name) == weights(tmp_path / "alone")
+
+
+def test_another_method_takes_the_same_first_stage(tmp_path):
+    store = FirstStages(tmp_path / "store")
+    run_into(tmp_path / "podnet", EXPERIMENT, store)
+    afc = replace(EXPERIMENT, method="afc", ccfa=True)
+    taking, trained = run_into(tmp_path / "taking", afc, store)
+    assert trained == {1, 2}
+    alone, _ = run_into(tmp_path / "alone", afc)
+    assert taking.metrics == alone.metrics
+    assert weights(tmp_path / "taking") == weights(tmp_path / "alone")
+
+
+CHANGES = {
+    "seed": replace(EXPERIMENT, seed=1),
+    "batch seed": replace(EXPERIMENT, batch_seed=1),
+    "order": replace(EXPERIMENT, order="seed-7"),
+    "initial size": replace(EXPERIMENT, scenario="5,3,2"),
+    "rate": with_options(lr="0.05"),
+    "epochs": with_options(epochs="2"),
+    "batch size": with_options(batch_size="32"),
+    "backbone": with_options(backbone="resnet32-podnet"),
+    "proxies": with_options(num_proxies="3"),
+    "formula": with_options(nca="paper"),
+    "mixing": replace(EXPERIMENT, mix="mixup"),
+    "another mixing": replace(EXPERIMENT, mix="cutmix"),
+    "validation": replace(EXPERIMENT, validation=0.2),
+    "method": Experiment("ucir", scenario="6,2,2", options={"epochs": "1"}),
+}
+
+
+def test_whatever_the_first_stage_reads_changes_its_key():
+    keys = {name: key(experiment) for name, experiment in CHANGES.items()} | {"none": key()}
+    keys |= {
+        f"{acceleration}": key(acceleration=acceleration)
+        for acceleration in (Acceleration("tf32"), Acceleration(compile=True), Acceleration(graph=True))
+    }
+    keys["device"] = first_stage_key(resolve(EXPERIMENT), PLAIN, torch.device("cuda"))
+    assert len(set(keys.values())) == len(keys), keys
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        EXPERIMENT,
+        replace(EXPERIMENT, ccfa=True),
+        replace(EXPERIMENT, memory=2),
+        replace(EXPERIMENT, memory_total=30),
+        replace(EXPERIMENT, scenario="6,1,1,2"),
+        with_options(lambda_flat="3", balanced_epochs="7"),
+        replace(EXPERIMENT, method="afc"),
+    ],
+    ids=["nothing", "ccfa", "memory", "total memory", "later stages", "later options", "afc"],
+)
+def test_what_only_later_stages_read_does_not_change_the_key(experiment):
+    assert key(experiment) == key()
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "is_read"),
+    [("bic", {}, True), ("gdumb", {"pretrain": "false"}, True), ("gdumb", {"pretrain": "true"}, False)],
+)
+def test_a_memory_changes_the_key_where_the_first_stage_reads_it(method, options, is_read):
+    experiment = Experiment(method, scenario="6,2,2", options=options)
+    assert (key(experiment) != key(replace(experiment, memory=2))) == is_read
+
+
+@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-9], lambda content: b"x" * 99])
+def test_a_damaged_file_is_named(tmp_path, damage):
+    store = FirstStages(tmp_path)
+    learner = Learner(tiny("podnet", epochs=1), toy_images())
+    store.store("abc", learner.network)
+    assert store.load("abc").keys() == learner.network.state_dict().keys()
+    store.path("abc").write_bytes(damage(store.path("abc").read_bytes()))
+    with pytest.raises(ModelError, match=r"abc\.safetensors is damaged .*Remove it"):
+        store.learn(learner, STAGES[0], "abc")
+
+
+def test_of_two_threads_with_one_key_one_trains(tmp_path, monkeypatch):
+    store, trained = FirstStages(tmp_path), []
+    both_wait = threading.Barrier(2)
+    optimise = Learner.optimise
+
+    def counted(learner):
+        trained.append(learner)
+        optimise(learner)
+
+    def learn(learner):
+        both_wait.wait(timeout=60)
+        store.learn(learner, STAGES[0], "shared")
+
+    monkeypatch.setattr(Learner, "optimise", counted)
+    learners = [Learner(tiny("podnet", epochs=1), toy_images()) for _ in range(2)]
+    threads = [threading.Thread(target=learn, args=(learner,)) for learner in learners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(trained) == 1
+    first, second = (learner.network.state_dict() for learner in learners)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert [len(learner.memory) for learner in learners] == [6, 6]
