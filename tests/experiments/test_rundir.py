@@ -16,6 +16,8 @@ from ccfa.experiments.rundir import environment, write_atomically
 from ccfa.learning.acceleration import Acceleration
 
 CPU = torch.device("cpu")
+FLOAT32 = Acceleration()
+SURROUNDINGS = {"device": "cpu", "acceleration": {"precision": "float32"}}
 
 CONFIG = {"experiment": {"method": "toy"}, "resolved": {"stage_sizes": [1]}}
 REPORT = Report(
@@ -39,7 +41,7 @@ def contents(folder):
 
 @pytest.fixture
 def directory(tmp_path):
-    return RunDirectory.create(tmp_path / "runs" / "toy", CONFIG, {"device": "cpu"})
+    return RunDirectory.create(tmp_path / "runs" / "toy", CONFIG, SURROUNDINGS)
 
 
 def finish(directory):
@@ -111,29 +113,34 @@ def test_the_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
 
 def test_only_a_finished_run_of_this_experiment_is_reused(directory):
     missing = directory.path.with_name("nothing")
-    assert RunDirectory.finished(missing, CONFIG) is None
+    assert RunDirectory.finished(missing, CONFIG, FLOAT32) is None
     with pytest.raises(UsageError, match=r"being written by process \d+"):
-        RunDirectory.finished(directory.path, CONFIG)
+        RunDirectory.finished(directory.path, CONFIG, FLOAT32)
     finish(directory)
-    assert RunDirectory.finished(directory.path, CONFIG) == REPORT
+    assert RunDirectory.finished(directory.path, CONFIG, FLOAT32) == REPORT
     with pytest.raises(UsageError, match=r"another experiment.*differs in resolved"):
-        RunDirectory.finished(directory.path, {**CONFIG, "resolved": {}})
+        RunDirectory.finished(directory.path, {**CONFIG, "resolved": {}}, FLOAT32)
 
 
 def test_an_unfinished_run_is_set_aside_and_kept(directory):
     for number in (1, 2):
         directory.set_status("interrupted")
         before = contents(directory.path)
-        assert RunDirectory.finished(directory.path, CONFIG) is None
+        assert RunDirectory.finished(directory.path, CONFIG, FLOAT32) is None
         assert not directory.path.exists()
         assert contents(directory.path.with_name(f"{directory.path.name}.unfinished-{number}")) == before
-        RunDirectory.create(directory.path, CONFIG, {})
+        RunDirectory.create(directory.path, CONFIG, SURROUNDINGS)
+
+
+def test_a_run_in_another_precision_is_not_reused(directory):
+    with pytest.raises(UsageError, match="was run in float32, not in bf16"):
+        RunDirectory.finished(directory.path, CONFIG, Acceleration("bf16"))
 
 
 def test_a_run_whose_process_died_is_set_aside(directory):
     status = directory.read_json("status.json")
     directory.write_json("status.json", {**status, "pid": 2**22 + 1})  # beyond the largest process number
-    assert RunDirectory.finished(directory.path, CONFIG) is None
+    assert RunDirectory.finished(directory.path, CONFIG, FLOAT32) is None
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b"\xff\xfe"])
@@ -143,7 +150,7 @@ def test_damaged_files_are_named(directory, name, content):
     path = directory.path / name
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(ModelError):
-        RunDirectory.finished(directory.path, CONFIG)
+        RunDirectory.finished(directory.path, CONFIG, FLOAT32)
     if name != "report.json":
         with pytest.raises(ModelError, match=name):
             directory.read_json(name)

@@ -75,6 +75,7 @@ def test_the_directory_holds_every_promised_file_and_nothing_else(finished):
         "metrics.jsonl",
         "stages.csv",
         "accuracy_matrix.csv",
+        "accuracy_matrix_by_nearest_mean.csv",
         "report.json",
         *(f"predictions/{stage}.npz" for stage in stages),
         *(f"networks/{stage}.safetensors" for stage in stages),

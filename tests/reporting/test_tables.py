@@ -11,6 +11,7 @@ from ccfa.data import DATASETS
 from ccfa.evaluation import DEFINITIONS, Report
 from ccfa.experiments.options import schema
 from ccfa.experiments.presets import SCENARIOS
+from ccfa.experiments.tables import CITED_ONLY
 from ccfa.methods import METHODS
 from ccfa.models import BACKBONES
 from ccfa.reporting.tables import COLUMNS, catalogue, comparison_table, definitions, metrics_table, percent
@@ -97,7 +98,13 @@ def test_methods_are_listed_with_their_memory():
     text = shown(*catalogue("methods"))
     rows = {row[0]: row for row in map(cells, text.splitlines())}
     assert set(METHODS) <= set(rows)
-    assert [rows[name][2] for name in ("finetune", "podnet", "joint")] == ["none", "20 per class", "every image"]
+    assert [rows[name][3] for name in ("finetune", "podnet", "joint")] == [
+        "none",
+        "20 per class, needed",
+        "every image",
+    ]
+    assert rows["icarl"][2:5:2] == ["Rebuffi et al., CVPR 2017", "not yet measured"]
+    assert set(CITED_ONLY) <= set(rows)
     assert all(rows[name][1] for name in METHODS)
 
 
@@ -125,4 +132,4 @@ def test_every_option_of_every_method_is_listed_with_type_and_default():
     podnet = {row[0]: row for row in map(cells, shown(tables[list(METHODS).index("podnet")]).splitlines())}
     assert podnet["epochs"] == ["epochs", "int", "160"]
     replay = {row[0]: row for row in map(cells, shown(tables[list(METHODS).index("replay")]).splitlines())}
-    assert replay["lr"] == ["lr", "float", "as finetune"]
+    assert replay["lr"] == ["lr", "float", "as the method it builds on"]
