@@ -51,7 +51,7 @@ def finish(directory):
 
 def test_a_new_directory_holds_configuration_environment_and_status(directory):
     assert directory.read_json("config.json") == CONFIG
-    assert directory.read_json("environment.json") == {"device": "cpu"}
+    assert directory.read_json("environment.json") == SURROUNDINGS
     assert directory.read_json("status.json") == {"state": "running", "pid": os.getpid()}
     assert {path.name for path in directory.path.iterdir() if path.is_dir()} == {"predictions", "networks"}
 

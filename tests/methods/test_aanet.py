@@ -8,9 +8,10 @@ from ccfa.errors import UsageError
 from ccfa.learning import Learner
 from ccfa.learning.optimisation import optimise
 from ccfa.methods import METHODS
-from ccfa.methods.aanet import aanet, blends
+from ccfa.methods.aanet import aanet
 from ccfa.methods.afc import afc
 from ccfa.methods.baselines import joint
+from ccfa.methods.blending import blends
 from ccfa.methods.podnet import podnet
 from ccfa.methods.ucir import ucir
 from ccfa.models.aggregation import FusedLevel

@@ -13,7 +13,8 @@ from ccfa.learning import Learner
 from ccfa.learning.optimisation import optimise
 from ccfa.losses.distillation import softened_cross_entropy
 from ccfa.methods import Budget, with_memory
-from ccfa.methods.bic import bic, correction_alone, sgd_decaying_the_last
+from ccfa.methods.bic import bic
+from ccfa.methods.correction import correction_alone, sgd_decaying_the_last
 from ccfa.methods.holding_out import held_out, herd_beside_held_out, not_held_out, num_held_out, parted
 from ccfa.models import CorrectedLinearHead
 from toys import STAGES, RecordedImages, Recorder, begun, learned, rows_of, tiny, toy_images

@@ -50,7 +50,7 @@ class Plan:
         if not names or not self.seeds:
             raise UsageError("A sweep needs at least one method (or `all`) and one seed.")
         known = {option for name in names for option in schema(factory(name))}
-        known |= {f"ccfa.{option}" for option in schema(CCFA)}
+        known |= {f"ccfa.{option}" for option in schema(CCFA)} if any(self.ccfa) else set()
         for option in self.options:
             if option not in known:
                 raise unknown("option of these methods", option, known)

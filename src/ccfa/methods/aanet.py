@@ -5,18 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Unpack
 
 import torch
-from torch import nn
 
-from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.methods.afc import afc
-from ccfa.methods.method import LearnerView, Method, ParameterSelector, Phase
+from ccfa.methods.blending import BlendLearned
+from ccfa.methods.method import LearnerView, Method
 from ccfa.methods.options import AfcOptions, PodnetOptions, UcirOptions
-from ccfa.methods.parts import balanced_exemplars, constant
 from ccfa.methods.podnet import podnet
 from ccfa.methods.ucir import ucir
-from ccfa.models import Network
-from ccfa.models.aggregation import FusedLevel, two_branches
+from ccfa.models.aggregation import two_branches
 
 
 def aanet(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = False) -> Method:
@@ -49,52 +46,6 @@ class Branching:
                 with torch.no_grad():
                     network.head.scale.fill_(1.0)
         self.prepare(learner)
-
-
-@dataclass(frozen=True)
-class BlendLearned:
-    """The method's phases; from stage 1 on, each epoch of the first is followed by one that moves the blend alone."""
-
-    phases: Callable[[Stage], tuple[Phase, ...]]
-    lr: float
-
-    def __call__(self, stage: Stage) -> tuple[Phase, ...]:
-        """The phases of that stage."""
-        main, *others = self.phases(stage)
-        if stage.index == 0:
-            return (main, *others)
-        blend = Phase(
-            name="blend",
-            epochs=1,
-            lr=self.lr,
-            rows=balanced_exemplars,
-            parameters=blends,
-            optimiser=main.optimiser,
-            schedule=constant,
-            batch_size=main.batch_size,
-            weight_decay=main.weight_decay,
-            train_batch_norm=False,
-            use_terms=False,
-        )
-        return (replace(main, parameters=AllButBlends(main.parameters), after_epoch=blend), *others)
-
-
-@dataclass(frozen=True)
-class AllButBlends:
-    """The selected parameters without the blend of any level."""
-
-    selected: ParameterSelector
-
-    def __call__(self, network: Network) -> list[nn.Parameter]:
-        """What else the phase trains."""
-        excluded = {id(blend) for blend in blends(network)}
-        return [parameter for parameter in self.selected(network) if id(parameter) not in excluded]
-
-
-def blends(network: Network) -> list[nn.Parameter]:
-    """The learned blend of each level."""
-    levels = [level for level in network.backbone.levels if isinstance(level, FusedLevel)]
-    return [level.blend for level in levels if isinstance(level.blend, nn.Parameter)]
 
 
 def aanet_podnet(

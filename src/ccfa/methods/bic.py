@@ -1,21 +1,19 @@
 """BiC: Wu, Chen, Wang, Ye, Liu, Guo and Fu, "Large Scale Incremental Learning", CVPR 2019."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from torch import Tensor, nn, optim
+from torch import Tensor
 
 from ccfa.data import CIFAR100_UNJITTERED, Stage, Transforms
 from ccfa.losses.classification import cross_entropy
 from ccfa.losses.distillation import softened_cross_entropy
+from ccfa.methods.correction import all_but_correction, correction_alone, sgd_decaying_the_last
 from ccfa.methods.holding_out import held_out, herd_beside_held_out, not_held_out
 from ccfa.methods.method import Budget, Method, Phase, Step, Term
 from ccfa.methods.parts import Phases, Steps, nothing_to_prepare, sgd
-from ccfa.models import CorrectedLinearHead, Network
+from ccfa.models import CorrectedLinearHead
 from ccfa.models.resnet import backbone_named
-
-CORRECTION = ("head.beta", "head.gamma")
 
 
 def bic(
@@ -90,20 +88,3 @@ class OldLogitDistillation(Term):
         logits = step.head(step.samples.features)[:, : step.stage.num_old]
         previous = step.previous_head(step.previous_head.embed(step.previous_features.embedding))
         return (1 - new_share(step.stage)) * softened_cross_entropy(previous, logits, self.temperature)
-
-
-def correction_alone(network: Network) -> list[nn.Parameter]:
-    """beta and gamma."""
-    return [parameter for name, parameter in network.named_parameters() if name in CORRECTION]
-
-
-def all_but_correction(network: Network) -> list[nn.Parameter]:
-    """Everything trains but beta and gamma."""
-    return [parameter for name, parameter in network.named_parameters() if name not in CORRECTION]
-
-
-def sgd_decaying_the_last(parameters: Sequence[nn.Parameter], lr: float, weight_decay: float) -> optim.Optimizer:
-    """SGD whose weight decay acts on the last parameter alone, which is gamma."""
-    optimiser = sgd(parameters[:-1], lr, 0.0)
-    optimiser.add_param_group({"params": parameters[-1:], "weight_decay": weight_decay})
-    return optimiser

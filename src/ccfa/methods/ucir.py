@@ -43,7 +43,7 @@ def ucir(
     balanced_lr: float = 0.01,
     memory: int = 20,
 ) -> Method:
-    """UCIR as its published code runs; only ImageNet-1000 has a balanced phase there (20 epochs)."""
+    """UCIR as its published code runs (a balanced phase, of 20 epochs, for ImageNet-1000 only)."""
     main = Phase(
         name="main",
         epochs=epochs,

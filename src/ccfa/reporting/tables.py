@@ -22,7 +22,7 @@ COLUMNS = {
     "last_accuracy": "last",
     "new_class_accuracy": "new",
     "old_class_accuracy": "old",
-    "forgetting_max_minus_last": "forgetting (max-last)",
+    "forgetting_max_minus_last": "forgetting max-last",
 }
 
 
@@ -43,7 +43,10 @@ def metrics_table(report: Report) -> Table:
 
 def comparison_table(runs: Sequence[tuple[Path, Report]]) -> Table:
     """Runs side by side, a line each, by the rule that its method predicts with."""
-    table = Table("run", "by", *COLUMNS.values(), "time", title="percent", title_justify="left")
+    table = Table(title="percent", title_justify="left")
+    table.add_column("run", overflow="fold")  # a name cut short is no name
+    for heading in ("by", *COLUMNS.values(), "time"):
+        table.add_column(heading)
     for path, report in runs:
         values = [percent(report.own_metrics[name]) for name in COLUMNS]
         name = f"{path}" if report.finished else f"{path} (unfinished)"
