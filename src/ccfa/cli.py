@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes
 
-from ccfa.arguments import Compare, Doctor, List, Run, Sweep, Verb
+from ccfa.arguments import Compare, Doctor, List, Run, Speed, Sweep, Verb
 from ccfa.errors import CcfaError, UsageError
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
+
+    from ccfa.learning.acceleration import Acceleration
 
 # torch, scikit-learn and everything built on them are imported inside the verbs: `ccfa --help` answers at once.
 
@@ -67,7 +70,7 @@ def _run(verb: Run, console: "Console") -> None:
     from ccfa.experiments import Experiment, RunDirectory, resolve, run
     from ccfa.experiments.first_stage import FirstStages
     from ccfa.experiments.rundir import environment
-    from ccfa.learning.acceleration import Acceleration, pick_device, suit_threads
+    from ccfa.learning.acceleration import suit_threads
     from ccfa.reporting.tables import metrics_table
     from ccfa.reporting.terminal import Display
 
@@ -86,8 +89,7 @@ def _run(verb: Run, console: "Console") -> None:
         batch_seed=verb.batch_seed,
         options=_options(verb.set),
     )
-    device = pick_device(verb.device)
-    acceleration = Acceleration.for_device(device, verb.precision, not verb.no_compile, not verb.no_graph)
+    device, acceleration = _speed(verb)
     resolved = resolve(experiment, verb.data_dir)
     suit_threads(resolved.train.images[0].numel())
     path = verb.out or Path("runs") / experiment.name
@@ -109,10 +111,9 @@ def _run(verb: Run, console: "Console") -> None:
 def _sweep(verb: Sweep, console: "Console") -> None:
     from ccfa.experiments.first_stage import FirstStages
     from ccfa.experiments.sweep import Plan, sweep
-    from ccfa.learning.acceleration import Acceleration, pick_device
     from ccfa.reporting.sweeps import StageLines, sweep_table
 
-    device = pick_device(verb.device)
+    device, acceleration = _speed(verb)
     plan = Plan(
         methods=verb.methods,
         ccfa={"off": (False,), "on": (True,), "both": (False, True)}[verb.ccfa],
@@ -129,13 +130,21 @@ def _sweep(verb: Sweep, console: "Console") -> None:
         verb.out,
         verb.data_dir,
         device,
-        Acceleration.for_device(device, verb.precision, not verb.no_compile, not verb.no_graph),
+        acceleration,
         verb.at_once,
         FirstStages(verb.first_stages or verb.out / ".first-stages"),
         lambda name, num_stages: StageLines(name, num_stages, console),
     )
     console.print(sweep_table(cells, verb.data, scenario))
     console.print(f"Run directories: {verb.out}", soft_wrap=True)
+
+
+def _speed(verb: Speed) -> "tuple[torch.device, Acceleration]":
+    """The device, and how fast to be on it."""
+    from ccfa.learning.acceleration import Acceleration, pick_device
+
+    device = pick_device(verb.device)
+    return device, Acceleration.for_device(device, verb.precision, not verb.no_compile, not verb.no_graph)
 
 
 def _options(texts: tuple[str, ...]) -> dict[str, str]:

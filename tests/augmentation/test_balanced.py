@@ -238,3 +238,25 @@ def test_the_names_of_the_rules():
 def test_impossible_options_are_refused(options):
     with pytest.raises(UsageError, match=r"need k >= 1 and scores 'softmax' or 'logits'; got k="):
         Balanced(**options)
+
+
+def test_temporary_outputs_are_no_seen_classes():
+    from ccfa.augmentation import CCFA, Samples
+    from ccfa.losses.classification import cross_entropy
+    from ccfa.models import LinearHead
+
+    def draws(num_auxiliary):
+        generator = torch.Generator().manual_seed(0)
+        head = LinearHead(8)
+        head.grow(6, generator)
+        old_head = LinearHead(8)
+        old_head.grow(4, generator)
+        head.grow(2, generator)
+        rows = torch.full((num_auxiliary, 9), 5.0)  # outputs that would take most of a softmax over everything
+        head.new = torch.nn.Parameter(torch.cat([head.new.detach(), rows]))
+        head.num_auxiliary = num_auxiliary
+        samples = Samples.of(torch.randn(32, 8, generator=generator), torch.randint(8, (32,), generator=generator))
+        return CCFA(count=2, target="balanced-3")(samples, head, old_head, cross_entropy, generator)
+
+    for plain, auxiliary in zip(draws(0), draws(3), strict=True):
+        assert torch.equal(plain, auxiliary)

@@ -52,10 +52,15 @@ class CCFA:
         """The samples followed by `count` augmented ones a row: [Z_k, Z'_k] with [Y, Y_pseudo]."""
         if old_head is None or self.count == 0:
             return samples
+
+        def seen_logits(features: Tensor) -> Tensor:
+            logits: Tensor = head(features)
+            return logits[:, : head.num_classes - head.num_auxiliary]
+
         features, labels, weights = augmented_features(
             samples.features,
             samples.labels,
-            head,
+            seen_logits,
             attack_on(old_head, criterion, samples.features.is_cuda),
             old_head.num_classes,
             generator,

@@ -50,7 +50,7 @@ def own_label(logits: Tensor, labels: Tensor, num_old: int, count: int, generato
 class Balanced:
     """Among each row's K most confident old classes, those that spread the batch evenly over the old classes (eq. 2).
 
-    W is the softmax over all outputs of the current head, or the logits; every copy draws from the rows of S.
+    W is the softmax over the seen classes of the current head, or the logits; every copy draws from the rows of S.
     """
 
     k: int

@@ -39,7 +39,7 @@ class FirstStages:
                 learner.optimise()
                 self.store(key, learner.network)
             else:
-                learner.network.head.drop(learner.method.auxiliary_classes(stage))
+                learner.network.head.drop_auxiliary()
                 learner.network.load_state_dict(trained)
         learner.conclude()
 

@@ -76,13 +76,14 @@ class Learner:
         self.stage = stage
         auxiliary = self.method.auxiliary_classes(stage)
         self.network.head.grow(stage.num_new + auxiliary, self.cpu_generator("head"))
+        self.network.head.num_auxiliary = auxiliary
         self.method.prepare(self)
 
     def optimise(self) -> None:
         """Run the stage's phases."""
         for index, phase in enumerate(self.method.phases(self.stage)):
             optimise(self, phase, index)
-        self.network.head.drop(self.method.auxiliary_classes(self.stage))
+        self.network.head.drop_auxiliary()
 
     def conclude(self) -> None:
         """Let the terms remember, choose exemplars, and keep the network as the next stage's `previous`."""

@@ -23,6 +23,7 @@ class Head(nn.Module, ABC):
         self.old = nn.Parameter(torch.empty(0, *block))
         self.new = nn.Parameter(torch.empty(0, *block))
         self.scale = scale
+        self.num_auxiliary = 0  # of the last outputs: no classes, they serve one stage's training
 
     @property
     def num_classes(self) -> int:
@@ -40,9 +41,10 @@ class Head(nn.Module, ABC):
         self.old = nn.Parameter(self.weights.detach())
         self.new = nn.Parameter(fresh)
 
-    def drop(self, num_auxiliary: int) -> None:
-        """Remove the last rows of the new block: outputs that served training only."""
-        self.new = nn.Parameter(self.new.detach()[: len(self.new) - num_auxiliary].clone())
+    def drop_auxiliary(self) -> None:
+        """Remove the outputs that served training only."""
+        self.new = nn.Parameter(self.new.detach()[: len(self.new) - self.num_auxiliary].clone())
+        self.num_auxiliary = 0
 
     @abstractmethod
     def initial(self, num_new: int, generator: Generator | None) -> Tensor:
