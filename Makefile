@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 
-.PHONY: demo test format clean
+.PHONY: demo test soak format clean
 
 demo: $(VENV)/installed
 	$(BIN)/ccfa run podnet --out runs/demo-podnet --reuse
@@ -17,6 +17,12 @@ test: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto
+
+# Faults at every place, minutes of fuzzing, and random kills; half an hour on two cores. Not part of `test`.
+KILLS ?= 200
+soak: $(VENV)/installed-dev
+	$(BIN)/pytest -n auto -m soak
+	PYTHONPATH=tests $(BIN)/python tests/soak.py --kills $(KILLS)
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .

@@ -1,5 +1,34 @@
-"""One thread a test process: the suite runs on all cores already."""
+"""One thread a test process: the suite runs on all cores already. And the command line without a process."""
 
+import signal
+import sys
+import warnings
+
+import pytest
 import torch
 
+from ccfa import cli
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """The command line in this process, so that many mistakes can be made in little time: code, output, errors."""
+
+    def called(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ccfa", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code
+        return code, *capsys.readouterr()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CCFA_DATA", raising=False)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    previous = signal.getsignal(signal.SIGTERM)
+    yield called
+    signal.signal(signal.SIGTERM, previous)

@@ -11,12 +11,13 @@ import pytest
 
 import ccfa
 from ccfa import cli
-from ccfa.arguments import Compare, Doctor, List, Run, Sweep
+from ccfa.arguments import Compare, Doctor, Figure, List, Page, Resume, Run, Sweep
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-VERBS = {"run": Run, "sweep": Sweep, "compare": Compare, "list": List, "doctor": Doctor}
+VERBS = {"run": Run, "resume": Resume, "sweep": Sweep, "compare": Compare, "figure": Figure, "report": Page}
+VERBS |= {"list": List, "doctor": Doctor}
 
 
 def section(heading):
@@ -40,8 +41,8 @@ def parsed(monkeypatch):
 
     def parse(words):
         verbs = []
-        for name in ("_run", "_sweep", "_compare", "_list", "_doctor"):
-            monkeypatch.setattr(cli, name, lambda verb, console: verbs.append(verb))
+        for name in VERBS:
+            monkeypatch.setattr(cli, f"_{name}", lambda verb, console: verbs.append(verb))
         monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)
         monkeypatch.setattr(sys, "argv", ["ccfa", *words])
         cli.main()

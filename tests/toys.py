@@ -154,5 +154,6 @@ def begun(method: Method, stage: Stage, **options: Any) -> Learner:
     learner = learned(method, stage.index, **options)
     learner.stage = stage
     learner.network.head.grow(stage.num_new, learner.cpu_generator("head"))
+    method.shape_network(learner.network, stage.index)
     method.prepare(learner)
     return learner

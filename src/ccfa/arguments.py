@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
+from ccfa.errors import UsageError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
@@ -24,7 +26,19 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(Speed):
+class Training(Speed):
+    """What all verbs that train have in common."""
+
+    checkpoint_minutes: float = 5.0
+    """Store the run whenever the last checkpoint is so old, 0 for after each epoch; finished stages always are."""
+    max_minutes: float | None = None
+    """Stop after so many minutes, with exit code 75; what was done is stored and can be continued."""
+    tensorboard: bool = False
+    """Also write event files for TensorBoard, an optional extra, into the run directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Training):
     """Train a method over all stages and leave a run directory."""
 
     method: Positional[str]
@@ -49,6 +63,8 @@ class Run(Speed):
     """Hold out this fraction of the training images and evaluate on it instead of the test set."""
     image_size: int = 64
     """Side to which the photos of a folder are scaled."""
+    skip_bad: bool = False
+    """Leave out files of a folder that are not usable images, instead of stopping."""
     seed: int = 0
     """Seed of initialisation and, unless --batch-seed is given, of batches."""
     batch_seed: int | None = None
@@ -59,11 +75,22 @@ class Run(Speed):
     out: Path | None = None
     """The run directory; by default a name made from the experiment, under runs/."""
     reuse: bool = False
-    """Show the result of a finished run of this very experiment instead of running it again."""
+    """Show the result of a finished run of this very experiment instead of running it again; continue one that is
+    not finished."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep(Speed):
+class Resume(Training):
+    """Continue a run where it was stopped; unless asked otherwise on the device and in the precision it began with."""
+
+    run: Positional[Path]
+    """The run directory."""
+    data_dir: Path | None = None
+    """Where CIFAR-100 is; else $CCFA_DATA."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Training):
     """Train several methods, with and without CCFA, over class orders and seeds, and print one table."""
 
     methods: Positional[tuple[str, ...]]
@@ -84,17 +111,50 @@ class Sweep(Speed):
     """Exemplars kept of each class."""
     validation: float = 0.0
     """Hold out this fraction of the training images and evaluate on it instead of the test set."""
+    skip_bad: bool = False
+    """Leave out files of a folder that are not usable images, instead of stopping."""
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")] = ()
     """Other values for options; each method takes those it has."""
     at_once: int = 1
     """How many runs share the device."""
     out: Path = Path("runs/sweep")
-    """Where the run directories go; finished ones found there are not run again."""
+    """Where the run directories go; finished ones found there are not run again, unfinished ones are continued."""
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Show runs side by side."""
+    """Show runs side by side: a table here, and a page with figures."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Run directories or report.json files; runs of one experiment are averaged over class orders and seeds."""
+    out: Path | None = None
+    """The folder of the page and of the table as CSV, Markdown and LaTeX; by default comparison/ beside the runs."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Draw a figure of the paper from runs, as PNG and PDF, with its numbers as CSV and a caption."""
+
+    kind: Positional[Literal["tsne", "cka", "accuracy"]]
+    """tsne: memory, augmented and training features of one run's first stage; cka: how far each level's maps move from
+    the first stage's; accuracy: on the seen classes after each stage."""
+    runs: Positional[tuple[Path, ...]]
+    """Run directories; runs of one experiment are averaged over class orders and seeds."""
+    out: Path | None = None
+    """The folder it goes to; by default figures/ in the run or, for several, beside them."""
+    data_dir: Path | None = None
+    """Where CIFAR-100 is, or is downloaded to; else $CCFA_DATA."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    images: int | None = None
+    """At most so many: training images and augmented features for tsne (1,000), test images for cka (5,000)."""
+    seed: int = 0
+    """Seed of what is drawn at random."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Write the page report.html of runs again, from what their directories hold."""
 
     runs: Positional[tuple[Path, ...]]
     """Run directories."""
@@ -118,8 +178,24 @@ class Doctor:
 
 Verb = (
     Annotated[Run, subcommand("run")]
+    | Annotated[Resume, subcommand("resume")]
     | Annotated[Sweep, subcommand("sweep")]
     | Annotated[Compare, subcommand("compare")]
+    | Annotated[Figure, subcommand("figure")]
+    | Annotated[Page, subcommand("report")]
     | Annotated[List, subcommand("list")]
     | Annotated[Doctor, subcommand("doctor")]
 )
+
+
+def given_options(texts: tuple[str, ...]) -> dict[str, str]:
+    """NAME=VALUE pairs as a dictionary."""
+    options: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set takes NAME=VALUE, such as epochs=10; got {text!r}.")
+        if name in options:
+            raise UsageError(f"--set gives {name} twice.")
+        options[name] = value
+    return options

@@ -4,14 +4,15 @@ import io
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes
 
-from ccfa.arguments import Compare, Doctor, List, Run, Speed, Sweep, Verb
-from ccfa.errors import CcfaError, UsageError
+from ccfa.arguments import Compare, Doctor, Figure, List, Page, Resume, Run, Speed, Sweep, Training, Verb, given_options
+from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line
 
 if TYPE_CHECKING:
     import torch
@@ -29,23 +30,35 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII, a file name that is not text
+    warnings.formatwarning = one_line
     verb = tyro.cli(
         Verb,
         prog="ccfa",
         description="Class-incremental learning with Cross-Class Feature Augmentation.",
         config=(FlagCreatePairsOff, OmitSubcommandPrefixes),
     )
-    from rich.console import Console
+    from ccfa.reporting.output import Output
 
-    console = Console(markup=False, highlight=False)
+    console = Output()
     try:
+        _require_folder()
+        if isinstance(verb, Training) and verb.tensorboard:
+            from ccfa.reporting.tensorboard import require_tensorboard
+
+            require_tensorboard()
         match verb:
             case Run():
                 _run(verb, console)
+            case Resume():
+                _resume(verb, console)
             case Sweep():
                 _sweep(verb, console)
             case Compare():
                 _compare(verb, console)
+            case Figure():
+                _figure(verb, console)
+            case Page():
+                _report(verb, console)
             case List():
                 _list(verb, console)
             case Doctor():
@@ -53,6 +66,9 @@ def main() -> None:
     except CcfaError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except Stopped as stopped:
+        print(stopped.message, file=sys.stderr)
+        sys.exit(stopped.code)
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         sys.exit(130)
@@ -61,18 +77,24 @@ def main() -> None:
         sys.exit(141)
 
 
+def _require_folder() -> None:
+    """Libraries that torch loads end the process where the current folder was deleted."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ResourceError(f"The current folder cannot be used: {error.strerror}. Change to another one.") from error
+
+
 def _terminate(number: int, frame: object) -> None:
     print("Stopped.", file=sys.stderr)
     raise SystemExit(128 + number)
 
 
 def _run(verb: Run, console: "Console") -> None:
-    from ccfa.experiments import Experiment, RunDirectory, resolve, run
-    from ccfa.experiments.first_stage import FirstStages
-    from ccfa.experiments.rundir import environment
+    from ccfa.experiments import Experiment, RunDirectory, resolve
+    from ccfa.experiments.environment import environment
     from ccfa.learning.acceleration import suit_threads
-    from ccfa.reporting.tables import metrics_table
-    from ccfa.reporting.terminal import Display
+    from ccfa.reporting.showing import run_shown, show_result
 
     experiment = Experiment(
         method=verb.method,
@@ -85,33 +107,56 @@ def _run(verb: Run, console: "Console") -> None:
         memory_total=verb.memory_total,
         validation=verb.validation,
         image_size=verb.image_size,
+        skip_bad=verb.skip_bad,
         seed=verb.seed,
         batch_seed=verb.batch_seed,
-        options=_options(verb.set),
+        options=given_options(verb.set),
     )
     device, acceleration = _speed(verb)
+    path = verb.out or Path("runs") / experiment.name
+    if not (verb.reuse and path.exists()):
+        RunDirectory.require_new(path)
     resolved = resolve(experiment, verb.data_dir)
     suit_threads(resolved.train.images[0].numel())
-    path = verb.out or Path("runs") / experiment.name
     if verb.reuse and (report := RunDirectory.finished(path, resolved.config, acceleration)):
         console.print(f"{path} holds this experiment already:", soft_wrap=True)
     else:
-        surroundings = environment(device, acceleration)
-        directory = RunDirectory.create(path, resolved.config, surroundings)
-        for note in resolved.notes:
-            console.print(f"note: {note}", soft_wrap=True)
-        console.print(f"{resolved.headline} on {surroundings['device']}", soft_wrap=True)
-        shared = FirstStages(verb.first_stages) if verb.first_stages else None
-        with Display(resolved, console) as display:
-            report = run(resolved, directory, display, device, acceleration, shared)
-    console.print(metrics_table(report))
-    console.print(f"Run directory: {path}", soft_wrap=True)
+        make = RunDirectory.create_or_continue if verb.reuse else RunDirectory.create
+        directory = make(path, resolved.config, environment(device, acceleration))
+        report = run_shown(resolved, directory, device, acceleration, console, **_endurance(verb))
+    show_result(report, path, resolved, console)
+
+
+def _resume(verb: Resume, console: "Console") -> None:
+    from ccfa.experiments import RunDirectory
+    from ccfa.experiments.resuming import resolve_again, speed_again
+    from ccfa.learning.acceleration import suit_threads
+    from ccfa.reporting.showing import run_shown, show_result
+
+    directory = RunDirectory(verb.run)
+    if directory.is_finished():
+        console.print(f"{verb.run} is finished:", soft_wrap=True)
+        return show_result(directory.report(), verb.run, None, console)
+    speed = speed_again(directory, verb.device, verb.precision, not verb.no_compile, not verb.no_graph)
+    resolved = resolve_again(directory, verb.data_dir)
+    suit_threads(resolved.train.images[0].numel())
+    report = run_shown(resolved, directory, *speed, console, **_endurance(verb))
+    return show_result(report, verb.run, resolved, console)
+
+
+def _endurance(verb: Training) -> dict[str, Any]:
+    """What is said about a run's course, for `run_shown`."""
+    return {name: getattr(verb, name) for name in ("first_stages", "checkpoint_minutes", "max_minutes", "tensorboard")}
 
 
 def _sweep(verb: Sweep, console: "Console") -> None:
     from ccfa.experiments.first_stage import FirstStages
+    from ccfa.experiments.stopping import stoppable
     from ccfa.experiments.sweep import Plan, sweep
-    from ccfa.reporting.sweeps import StageLines, sweep_table
+    from ccfa.reporting.comparison_page import show_comparison
+    from ccfa.reporting.page import report_line
+    from ccfa.reporting.sweeps import StageLines, sweep_comparison
+    from ccfa.reporting.tensorboard import with_tensorboard
 
     device, acceleration = _speed(verb)
     plan = Plan(
@@ -123,19 +168,24 @@ def _sweep(verb: Sweep, console: "Console") -> None:
         seeds=verb.seeds,
         memory=verb.memory,
         validation=verb.validation,
-        options=_options(verb.set),
+        skip_bad=verb.skip_bad,
+        options=given_options(verb.set),
     )
-    cells, scenario = sweep(
-        plan,
-        verb.out,
-        verb.data_dir,
-        device,
-        acceleration,
-        verb.at_once,
-        FirstStages(verb.first_stages or verb.out / ".first-stages"),
-        lambda name, num_stages: StageLines(name, num_stages, console),
-    )
-    console.print(sweep_table(cells, verb.data, scenario))
+    with stoppable(verb.max_minutes) as stop:
+        cells = sweep(
+            plan,
+            verb.out,
+            verb.data_dir,
+            device,
+            acceleration,
+            verb.at_once,
+            FirstStages(verb.first_stages or verb.out / ".first-stages"),
+            lambda resolved, run: with_tensorboard(verb.tensorboard, run.path, resolved, StageLines(resolved, console)),
+            lambda end: console.print(report_line(end.job.directory.path, end.job.resolved), soft_wrap=True),
+            stop,
+            verb.checkpoint_minutes,
+        )
+    show_comparison(sweep_comparison(cells, verb.out), verb.out / "comparison", console)
     console.print(f"Run directories: {verb.out}", soft_wrap=True)
 
 
@@ -147,28 +197,33 @@ def _speed(verb: Speed) -> "tuple[torch.device, Acceleration]":
     return device, Acceleration.for_device(device, verb.precision, not verb.no_compile, not verb.no_graph)
 
 
-def _options(texts: tuple[str, ...]) -> dict[str, str]:
-    """NAME=VALUE pairs as a dictionary."""
-    options: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--set takes NAME=VALUE, such as epochs=10; got {text!r}.")
-        if name in options:
-            raise UsageError(f"--set gives {name} twice.")
-        options[name] = value
-    return options
-
-
 def _compare(verb: Compare, console: "Console") -> None:
-    from ccfa.experiments import RunDirectory
-    from ccfa.reporting.tables import comparison_table, definitions
+    from ccfa.reporting.comparison import compare
+    from ccfa.reporting.comparison_page import show_comparison
+    from ccfa.reporting.gathering import common_folder, gather
+
+    entries, notes = gather(verb.runs)
+    show_comparison(compare(entries, notes), verb.out or common_folder(entries), console)
+
+
+def _figure(verb: Figure, console: "Console") -> None:
+    from ccfa.learning.acceleration import pick_device
+    from ccfa.reporting.figures import Wish, write_figure
+
+    wish = Wish(verb.data_dir, pick_device(verb.device), verb.images, verb.seed)
+    with console.status("Looking at the runs; networks of many stages take minutes on a CPU."):
+        written = write_figure(verb.kind, verb.runs, verb.out, wish)
+    for line in written.lines:
+        console.print(line, soft_wrap=True)
+
+
+def _report(verb: Page, console: "Console") -> None:
+    from ccfa.reporting.page import write_report
 
     if not verb.runs:
-        raise UsageError("Name at least one run directory, e.g. ccfa compare runs/*")
-    console.print(comparison_table([(path, RunDirectory(path).report()) for path in verb.runs]))
-    for line in definitions():
-        console.print(line, style="dim")
+        raise UsageError("Name at least one run directory, e.g. ccfa report runs/*")
+    for path in verb.runs:
+        console.print(f"Report: {write_report(path)}", soft_wrap=True)
 
 
 def _list(verb: List, console: "Console") -> None:

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Choice = TypeVar("Choice")
 
@@ -38,9 +38,43 @@ class ResourceError(CcfaError):
 
 
 class DivergedError(CcfaError):
-    """The loss became NaN or infinite."""
+    """The loss or the weights became NaN or infinite; `details` says where, and what was seen."""
 
     exit_code = 6
+
+    def __init__(self, message: str, details: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.details = details or {}
+
+
+class LockedError(CcfaError):
+    """Another process is at work in the directory."""
+
+    exit_code = 7
+
+
+class Stopped(SystemExit):
+    """The end of a run that was asked to stop and can be continued; the code is the command line's exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.message = message
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Notice(UserWarning):
+    """Something about the user's data that is no error, and that they would want to know."""
+
+
+def one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning as the terminal shows it; where in the source it arose matters for those of others only."""
+    where = "" if issubclass(category, Notice) else f"{category.__name__} ({filename}:{lineno}): "
+    return f"note: {where}{message}\n"
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:

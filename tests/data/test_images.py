@@ -32,6 +32,7 @@ def test_labels_of_any_integer_type(dtype):
     assert images.labels.tolist() == [0, 2, 1]
 
 
+@pytest.mark.row("E24")
 def test_strided_and_read_only_arrays_are_copied():
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 3, 2, 2)
     pixels.flags.writeable = False
@@ -43,6 +44,7 @@ GOOD = np.zeros((4, 3, 2, 2), np.uint8)
 LABELS = np.array([0, 1, 2, 0])
 
 
+@pytest.mark.row("E24")
 @pytest.mark.parametrize(
     ("images", "match"),
     [
@@ -63,6 +65,7 @@ def test_wrong_images_are_refused(images, match):
         ImageSet(images, LABELS, NAMES)
 
 
+@pytest.mark.row("E25")
 @pytest.mark.parametrize(
     ("labels", "match"),
     [
@@ -141,6 +144,7 @@ def test_hold_out_refuses_what_cannot_be_split():
         make([0, 0]).hold_out(0.5, seed=-1)
 
 
+@pytest.mark.row("E25")
 def test_require_same_classes_names_what_is_missing():
     whole = make([0, 1, 2])
     require_same_classes(whole, make([2, 1, 0, 0]))
@@ -150,3 +154,22 @@ def test_require_same_classes_names_what_is_missing():
         require_same_classes(make([1, 2]), whole)
     with pytest.raises(DataError, match="same names"):
         require_same_classes(whole, make([0, 1, 2], ("ant", "cat", "bee")))
+
+
+def test_a_fingerprint_sees_every_pixel_and_label_and_not_the_order_of_classes():
+    images = np.arange(6 * 3 * 4 * 4, dtype=np.uint8).reshape(6, 3, 4, 4)
+    labels = np.array([0, 1, 2, 0, 1, 2])
+    found = ImageSet(images, labels, ["a", "b", "c"])
+    assert found.fingerprint == ImageSet(images.copy(), labels, ["a", "b", "c"]).fingerprint
+    assert found.fingerprint == found.reorder([2, 0, 1]).fingerprint
+    changed = images.copy()
+    changed[5, 2, 3, 3] ^= 1
+    others = [
+        ImageSet(changed, labels, ["a", "b", "c"]),
+        ImageSet(images, labels[::-1].copy(), ["a", "b", "c"]),
+        ImageSet(images, labels, ["a", "b", "d"]),
+        ImageSet(images.reshape(6, 3, 2, 8), labels, ["a", "b", "c"]),
+        found.subset([1, 0, 2, 3, 4, 5]),
+        found.subset([0, 1, 2, 3, 4]),
+    ]
+    assert len({found.fingerprint, *(other.fingerprint for other in others)}) == 7

@@ -7,9 +7,9 @@ from PIL import Image
 
 from ccfa.augmentation import CutMix
 from ccfa.data import DIGITS, FOLDER, parse_scenario
-from ccfa.errors import DataError, UsageError
+from ccfa.errors import DataError, ModelError, UsageError
 from ccfa.experiments import Experiment, build_method, resolve
-from ccfa.experiments.experiment import experiment_method
+from ccfa.experiments.experiment import experiment_method, experiment_of
 from ccfa.experiments.presets import PRESETS, SCENARIOS, default_scenario, preset
 from ccfa.methods import METHODS
 from ccfa.models import BACKBONES
@@ -46,6 +46,7 @@ def test_validation_holds_training_images_out_and_says_so():
     assert {image.tobytes() for image in held.test.images.numpy()} <= originals
 
 
+@pytest.mark.row("G1", "G4", "G5", "G8")
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -70,6 +71,7 @@ def test_validation_holds_training_images_out_and_says_so():
         ({"method": "joint", "ccfa": True}, "has no meaning for joint"),
         ({"seed": -1}, "seed must be from 0"),
         ({"seed": 2**63}, "seed must be from 0"),
+        ({"batch_seed": -1}, "seed must be from 0"),
         ({"validation": 1.5}, "above 0 and below 1"),
         ({"validation": float("nan")}, "above 0 and below 1"),
         ({"options": {"epocs": "3"}}, "Did you mean 'epochs'"),
@@ -98,6 +100,7 @@ def test_a_folder_that_does_not_exist_is_a_data_error(tmp_path):
         resolve(Experiment("podnet", data=str(tmp_path / "photos")))
 
 
+@pytest.mark.row("G1")
 @pytest.mark.parametrize("method", ["podnet", "ucir", "replay"])
 def test_a_total_memory_larger_than_the_classes_is_noted(method):
     assert "fewer than 200" in resolve(Experiment(method, memory_total=2000)).notes[0]
@@ -180,6 +183,7 @@ def test_the_configuration_is_json_and_repeats_the_experiment():
         {"memory_total": 30},
         {"validation": 0.1},
         {"image_size": 32},
+        {"skip_bad": True},
         {"seed": 1},
         {"batch_seed": 1},
         {"options": {"lr": "0.2"}},
@@ -211,3 +215,21 @@ def test_a_folder_is_scaled_to_the_image_size(tmp_path):
     resolved = resolve(Experiment("finetune", data=str(tmp_path), image_size=16))
     assert resolved.train.shape == (3, 16, 16)
     assert [stage.num_new for stage in resolved.stages] == [1, 1]
+
+
+def test_an_experiment_comes_back_from_its_configuration():
+    experiment = Experiment(
+        "podnet", ccfa=True, scenario="4,3,3", order="seed-7", memory=3, seed=5, options={"epochs": "2"}
+    )
+    config = json.loads(json.dumps(resolve(experiment).config))
+    assert experiment_of(config) == experiment
+    assert resolve(experiment_of(config)).config == config
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [({}, "no experiment"), ({"experiment": {}}, "no experiment"), ({"experiment": {"method": "podnet", "x": 1}}, "x")],
+)
+def test_a_configuration_without_an_experiment_is_refused(config, message):
+    with pytest.raises(ModelError, match=message):
+        experiment_of(config)

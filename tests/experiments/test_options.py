@@ -70,12 +70,17 @@ def test_text_becomes_the_value_of_its_type(text, kind, value):
     assert type(decoded) is type(value)
 
 
+@pytest.mark.row("G4")
 @pytest.mark.parametrize(
     ("text", "kind", "said"),
     [
         ("1.5", int, "a whole number"),
         ("x", float, "a number"),
         ("", int, "a whole number"),
+        ("20 ", int, "a whole number"),
+        ("1_000", int, "a whole number"),
+        ("\u0663", int, "a whole number"),
+        (" 0.1", float, "a number"),
         ("-1", int, "at least 0"),
         ("-0.1", float, "at least 0"),
         ("nan", float, "finite"),
@@ -109,6 +114,7 @@ def test_numbers_survive_text(value):
     assert decode(repr(value), float) == value
 
 
+@pytest.mark.row("G4")
 @given(st.text())
 def test_any_text_is_decoded_or_refused(text):
     for kind in (int, float, bool, int | None, tuple[int, ...], Literal["a"]):
@@ -116,6 +122,7 @@ def test_any_text_is_decoded_or_refused(text):
             decode(text, kind)
 
 
+@pytest.mark.row("G3")
 def test_every_problem_is_reported_at_once():
     texts = {"memry": "3", "epochs": "x", "rule": "c", "lr": "0.1"}
     with pytest.raises(UsageError) as caught:

@@ -1,21 +1,18 @@
 import csv
-import json
 import os
-import subprocess
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-import ccfa.experiments.rundir as rundir
+import ccfa.experiments.files as files
 from ccfa.errors import ModelError, ResourceError, UsageError
 from ccfa.evaluation import Report
 from ccfa.experiments import RunDirectory
-from ccfa.experiments.rundir import environment, write_atomically
+from ccfa.experiments.files import write_atomically
 from ccfa.learning.acceleration import Acceleration
 
-CPU = torch.device("cpu")
 FLOAT32 = Acceleration()
 SURROUNDINGS = {"device": "cpu", "acceleration": {"precision": "float32"}}
 
@@ -53,7 +50,11 @@ def test_a_new_directory_holds_configuration_environment_and_status(directory):
     assert directory.read_json("config.json") == CONFIG
     assert directory.read_json("environment.json") == SURROUNDINGS
     assert directory.read_json("status.json") == {"state": "running", "pid": os.getpid()}
-    assert {path.name for path in directory.path.iterdir() if path.is_dir()} == {"predictions", "networks"}
+    assert {path.name for path in directory.path.iterdir() if path.is_dir()} == {
+        "predictions",
+        "networks",
+        "exemplars",
+    }
 
 
 def test_an_existing_directory_is_left_as_it_is(directory):
@@ -96,7 +97,7 @@ def test_a_failed_write_keeps_the_old_file_and_no_temporary_one(tmp_path, monkey
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rundir.os, step, fail)
+    monkeypatch.setattr(files.os, step, fail)
     with pytest.raises(ResourceError, match=r"No space left on device\. What was written before is kept"):
         write_atomically(path, "new")
     assert contents(tmp_path) == {"a.json": b"old"}
@@ -105,42 +106,44 @@ def test_a_failed_write_keeps_the_old_file_and_no_temporary_one(tmp_path, monkey
 def test_the_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     calls = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(rundir.os, "fsync", lambda file: (calls.append("fsync"), fsync(file)))
-    monkeypatch.setattr(rundir.os, "replace", lambda *paths: (calls.append("replace"), replace(*paths)))
+    monkeypatch.setattr(files.os, "fsync", lambda file: (calls.append("fsync"), fsync(file)))
+    monkeypatch.setattr(files.os, "replace", lambda *paths: (calls.append("replace"), replace(*paths)))
     write_atomically(tmp_path / "a", "x")
-    assert calls == ["fsync", "replace"]
+    assert calls == ["fsync", "replace", "fsync"]  # the file, its name, the folder that has the name
 
 
 def test_only_a_finished_run_of_this_experiment_is_reused(directory):
     missing = directory.path.with_name("nothing")
     assert RunDirectory.finished(missing, CONFIG, FLOAT32) is None
-    with pytest.raises(UsageError, match=r"being written by process \d+"):
-        RunDirectory.finished(directory.path, CONFIG, FLOAT32)
+    assert RunDirectory.finished(directory.path, CONFIG, FLOAT32) is None
     finish(directory)
     assert RunDirectory.finished(directory.path, CONFIG, FLOAT32) == REPORT
-    with pytest.raises(UsageError, match=r"another experiment.*differs in resolved"):
-        RunDirectory.finished(directory.path, {**CONFIG, "resolved": {}}, FLOAT32)
+    other = {**CONFIG, "resolved": {"stage_sizes": [2]}}
+    with pytest.raises(UsageError, match=r"another experiment(.|\n)*resolved.stage_sizes +\[1\] +\[2\]"):
+        RunDirectory.finished(directory.path, other, FLOAT32)
 
 
-def test_an_unfinished_run_is_set_aside_and_kept(directory):
-    for number in (1, 2):
-        directory.set_status("interrupted")
-        before = contents(directory.path)
-        assert RunDirectory.finished(directory.path, CONFIG, FLOAT32) is None
-        assert not directory.path.exists()
-        assert contents(directory.path.with_name(f"{directory.path.name}.unfinished-{number}")) == before
+def test_an_unfinished_run_is_continued_where_it_is(directory):
+    directory.set_status("interrupted")
+    before = contents(directory.path)
+    again = RunDirectory.create_or_continue(directory.path, CONFIG, SURROUNDINGS)
+    assert again.path == directory.path
+    assert contents(directory.path) == before
+    with pytest.raises(UsageError, match=rf"unfinished run, which `ccfa resume {directory.path}` continues"):
         RunDirectory.create(directory.path, CONFIG, SURROUNDINGS)
+
+
+def test_a_directory_with_other_things_in_it_is_not_taken_for_a_run(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match=r"exists already and is left as it is\. Choose"):
+        RunDirectory.create_or_continue(tmp_path / "mine", CONFIG, SURROUNDINGS)
+    assert contents(tmp_path) == {"mine/thesis.txt": b"years of work"}
 
 
 def test_a_run_in_another_precision_is_not_reused(directory):
     with pytest.raises(UsageError, match="was run in float32, not in bf16"):
         RunDirectory.finished(directory.path, CONFIG, Acceleration("bf16"))
-
-
-def test_a_run_whose_process_died_is_set_aside(directory):
-    status = directory.read_json("status.json")
-    directory.write_json("status.json", {**status, "pid": 2**22 + 1})  # beyond the largest process number
-    assert RunDirectory.finished(directory.path, CONFIG, FLOAT32) is None
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b"\xff\xfe"])
@@ -163,7 +166,7 @@ def test_lines_are_appended(directory):
 
 
 def test_appending_where_the_directory_is_gone_is_a_resource_error(tmp_path):
-    with pytest.raises(ResourceError, match=r"Could not add to .*log\.txt: No such file"):
+    with pytest.raises(ResourceError, match=r"Could not add to .*log\.txt: its directory is gone"):
         RunDirectory(tmp_path / "gone").append("log.txt", "x")
 
 
@@ -190,32 +193,18 @@ def test_a_network_reads_back_bit_for_bit(directory):
     assert all(torch.equal(stored[name], tensor) for name, tensor in network.state_dict().items())
 
 
-def test_the_environment_is_json_and_names_the_device():
-    found = environment(CPU, Acceleration())
-    assert json.loads(json.dumps(found)) == found
-    assert found["device"].startswith("cpu")
-    assert found["acceleration"]["precision"] == "float32"
-    assert {"ccfa", "commit", "python", "torch", "numpy", "threads", "platform"} <= found.keys()
-    assert all(found[name] for name in ("ccfa", "commit", "python", "torch"))
+def test_exemplars_come_back_in_their_order(directory):
+    directory.write_exemplars(3, [torch.tensor([7, 2, 9]), torch.tensor([], dtype=torch.int64)])
+    assert directory.read_exemplars(3) == [[7, 2, 9], []]
 
 
-def test_the_commit_of_a_checkout_around_an_installed_package_is_not_ours(tmp_path, monkeypatch):
-    def git(*arguments):
-        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-        subprocess.run(["git", "-C", tmp_path, *identity, *arguments], check=True, capture_output=True)
-
-    (tmp_path / "rundir.py").write_text("")
-    git("init")
-    git("commit", "--allow-empty", "-m", "theirs")
-    monkeypatch.setattr(rundir, "__file__", str(tmp_path / "rundir.py"))
-    assert environment(CPU, Acceleration())["commit"] == "unknown"
-    git("add", "rundir.py")
-    git("commit", "-m", "ours")
-    assert len(environment(CPU, Acceleration())["commit"]) == 12
-    (tmp_path / "rundir.py").write_text("changed")
-    assert environment(CPU, Acceleration())["commit"].endswith("+")
+@pytest.mark.parametrize("content", ['{"rows": 3}', '{"rows": [3]}', '{"rows": [["3"]]}', "{}", "[]", "{"])
+def test_exemplars_that_are_no_rows_are_refused(directory, content):
+    (directory.path / "exemplars" / "stage-000.json").write_text(content)
+    with pytest.raises(ModelError, match="stage"):
+        directory.read_exemplars(0)
 
 
-def test_without_git_the_commit_is_unknown(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    assert environment(CPU, Acceleration())["commit"] == "unknown"
+def test_exemplars_of_a_stage_that_was_not_learned_are_refused(directory):
+    with pytest.raises(ModelError, match="stage-004"):
+        directory.read_exemplars(4)

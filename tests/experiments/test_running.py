@@ -68,7 +68,9 @@ def test_the_directory_holds_every_promised_file_and_nothing_else(finished):
     path, _, _ = finished
     stages = [f"stage-{index:03d}" for index in range(3)]
     assert {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()} == {
+        ".lock",
         "config.json",
+        *(f"checkpoints/000003/{name}" for name in ("MANIFEST.json", "state.json", "tensors.safetensors")),
         "environment.json",
         "status.json",
         "log.txt",
@@ -77,6 +79,7 @@ def test_the_directory_holds_every_promised_file_and_nothing_else(finished):
         "accuracy_matrix.csv",
         "accuracy_matrix_by_nearest_mean.csv",
         "report.json",
+        *(f"exemplars/{stage}.json" for stage in stages),
         *(f"predictions/{stage}.npz" for stage in stages),
         *(f"networks/{stage}.safetensors" for stage in stages),
     }
@@ -172,11 +175,12 @@ def test_every_stage_leaves_its_weights(finished):
     assert sizes == sorted(set(sizes)), "the head grows with every stage"
 
 
+@pytest.mark.row("C7")
 def test_nothing_is_a_pickle(finished):
     path, _, _ = finished
     for file in path.rglob("*"):
         if file.is_file():
-            assert file.suffix in (".json", ".jsonl", ".csv", ".txt", ".npz", ".safetensors")
+            assert file.name == ".lock" or file.suffix in (".json", ".jsonl", ".csv", ".txt", ".npz", ".safetensors")
             assert file.read_bytes()[:1] != b"\x80", f"{file} starts like a pickle"
 
 
@@ -254,6 +258,7 @@ def test_a_diverging_run_fails_and_names_the_place(tmp_path):
     assert not (path / "networks" / "stage-001.safetensors").exists()
 
 
+@pytest.mark.row("N2")
 def test_weights_broken_by_the_very_last_step_are_not_kept(tmp_path, monkeypatch):
     def learn_and_break(learner, stage):
         learn(learner, stage)

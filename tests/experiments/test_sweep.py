@@ -1,12 +1,14 @@
 import json
+import threading
 from itertools import product
 
 import pytest
 import torch
 
-from ccfa.errors import DivergedError, UsageError
+from ccfa.errors import DivergedError, Stopped, UsageError
 from ccfa.experiments.experiment import Experiment
 from ccfa.experiments.first_stage import FirstStages
+from ccfa.experiments.stopping import Stop
 from ccfa.experiments.sweep import Plan, sweep
 from ccfa.learning.acceleration import Acceleration
 from ccfa.methods import METHODS
@@ -34,17 +36,21 @@ class Audience:
         pass
 
 
-def swept(plan, out, at_once=1, errors=None):
-    """The cells, the scenario, and who watched each run that was made."""
+def swept(plan, out, at_once=1, errors=None, **options):
+    """The cells, and who watched each run that was made."""
     watching = {}
 
-    def audience(name, num_stages):
-        assert num_stages == 3
+    def audience(resolved, directory):
+        name = resolved.experiment.name
+        assert len(resolved.stages) == 3
+        assert directory.path == out / name
         watching[name] = Audience((errors or {}).get(name))
         return watching[name]
 
-    cells, scenario = sweep(plan, out, None, CPU, Acceleration(), at_once, FirstStages(out / ".first-stages"), audience)
-    return cells, scenario, watching
+    cells = sweep(
+        plan, out, None, CPU, Acceleration(), at_once, FirstStages(out / ".first-stages"), audience, **options
+    )
+    return cells, watching
 
 
 def numbers(report):
@@ -122,9 +128,8 @@ def test_a_wrong_value_is_no_reason_to_leave_a_cell_empty(tmp_path, plan):
 
 
 def test_cells_hold_the_reports_by_order_and_seed(finished):
-    out, cells, scenario, watching = finished
+    out, cells, watching = finished
     natural = "0,1,2,3,4,5,6,7,8,9"
-    assert scenario == "6,2,2"
     assert cells.keys() == {("finetune", False), ("replay", False)}
     for (method, _), cell in cells.items():
         assert cell.reason == ""
@@ -138,24 +143,24 @@ def test_cells_hold_the_reports_by_order_and_seed(finished):
 
 
 def test_runs_that_can_share_a_first_stage_do(finished):
-    out, _, _, watching = finished
+    out, _, watching = finished
     # finetune and replay begin alike: of each seed's two runs, the second trains two stages only
     assert sorted(audience.num_epochs for audience in watching.values()) == [2, 2, 3, 3]
     assert len(list((out / ".first-stages").iterdir())) == 2
 
 
 def test_a_second_sweep_has_nothing_to_do(finished):
-    out, cells, scenario, _ = finished
+    out, cells, _ = finished
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    again, same_scenario, watching = swept(SMALL, out)
+    again, watching = swept(SMALL, out)
     assert watching == {}
-    assert (again, same_scenario) == (cells, scenario)
+    assert again == cells
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
 def test_runs_at_once_are_the_runs_one_by_one(finished, tmp_path):
-    out, cells, _, _ = finished
-    at_once, _, _ = swept(SMALL, tmp_path, at_once=2)
+    out, cells, _ = finished
+    at_once, _ = swept(SMALL, tmp_path, at_once=2)
     assert at_once.keys() == cells.keys()
     for key, cell in cells.items():
         assert {of: numbers(report) for of, report in at_once[key].reports.items()} == {
@@ -167,7 +172,7 @@ def test_runs_at_once_are_the_runs_one_by_one(finished, tmp_path):
 
 def test_where_ccfa_has_no_meaning_the_cell_says_why(tmp_path):
     plan = Plan(("joint",), scenario="6,2,2", seeds=(0,), options={"epochs": "1"})
-    cells, _, watching = swept(plan, tmp_path)
+    cells, watching = swept(plan, tmp_path)
     assert len(watching) == 1
     assert len(cells["joint", False].reports) == 1
     assert cells["joint", True].reports == {}
@@ -185,7 +190,35 @@ def test_a_failing_run_does_not_lose_the_others(tmp_path):
     assert states.pop(failing) == "failed"
     assert list(states.values()) == ["finished"] * 3
 
-    cells, _, watching = swept(SMALL, tmp_path)
+    cells, watching = swept(SMALL, tmp_path)
     assert watching.keys() == {failing}
     assert [len(cell.reports) for cell in cells.values()] == [2, 2]
-    assert (tmp_path / f"{failing}.unfinished-1").is_dir()
+    assert len(list(tmp_path.glob("*/status.json"))) == 4  # continued where it was
+
+
+class StopAfter(Stop):
+    """Asks all runs to stop at the n-th time any of them asks."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.left = number
+        self.lock = threading.Lock()
+
+    def asked(self):
+        with self.lock:
+            self.left -= 1
+            self.code = 130 if self.left < 0 else None
+        return self.code
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_stopped_sweep_is_continued_by_repeating_it(tmp_path, finished, at_once):
+    for number in (10, 40):
+        with pytest.raises(Stopped, match="Repeat the command") as stopped:
+            swept(SMALL, tmp_path, at_once, stop=StopAfter(number), checkpoint_minutes=1000)
+        assert stopped.value.code == 130
+    saved = [path for path in tmp_path.glob("*/checkpoints/0*") if path.is_dir()]
+    assert saved
+    cells, _ = swept(SMALL, tmp_path, at_once)
+    assert [len(cell.reports) for cell in cells.values()] == [2, 2]
+    assert networks(tmp_path) == networks(finished[0])

@@ -1,7 +1,7 @@
 import io
 import math
+import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -14,7 +14,10 @@ from ccfa.experiments.presets import SCENARIOS
 from ccfa.experiments.tables import CITED_ONLY
 from ccfa.methods import METHODS
 from ccfa.models import BACKBONES
-from ccfa.reporting.tables import COLUMNS, catalogue, comparison_table, definitions, metrics_table, percent
+from ccfa.reporting.comparison import compare
+from ccfa.reporting.formats import summary_grid
+from ccfa.reporting.tables import catalogue, definitions, metrics_table, percent, print_comparison
+from comparisons import entry, podnets
 
 METRICS = {name: (index + 1) / 10 + 0.00123 for index, name in enumerate(DEFINITIONS)}
 REPORT = Report(
@@ -66,32 +69,56 @@ def test_names_are_shown_as_they_are():
     assert "a [bold] name" in shown(metrics_table(REPORT))
 
 
+@pytest.mark.row("O2")
 def test_numbers_stay_whole_on_a_narrow_terminal():
     text = shown(metrics_table(REPORT), width=80)
     assert all(percent(value) in text for value in METRICS.values())
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_runs_are_compared_line_by_line():
-    other = replace(REPORT, metrics=dict.fromkeys(DEFINITIONS, 0.77), seconds=3.0, finished=False)
-    text = shown(comparison_table([(Path("runs/a"), REPORT), (Path("runs/b"), other)]))
-    first, second = (cells(line) for line in text.splitlines() if line.startswith("│"))
-    assert first == ["runs/a", "logits", *(percent(METRICS[name]) for name in COLUMNS), "12 s"]
-    assert second == ["runs/b (unfinished)", "logits", *["77.00"] * len(COLUMNS), "3 s"]
+def printed(comparison, width):
+    file = io.StringIO()
+    print_comparison(comparison, Console(file=file, width=width, markup=False, highlight=False))
+    return file.getvalue()
+
+
+@pytest.mark.row("O2")
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_a_comparison_stays_whole_at_any_width(width):
+    long = entry("runs/x", 0.25, options={"epochs": "5", "a_long_option": "1.5"})
+    comparison = compare([*podnets(), long])
+    text = printed(comparison, width)
+    table = text[: text.index("± :")]
+    assert max(map(len, text.splitlines())) <= width
+    for row in summary_grid(comparison).rows:
+        assert all(str(cell) in table for cell in row[1:]), "no number is cut"
+        folded = re.sub(r"\s+", "", table)
+        assert all(part in folded for part in re.findall(r"\w+", str(row[0])))
+    assert "…" not in text
+
+
+def test_a_wide_terminal_gets_one_table():
+    assert printed(compare(podnets()), 140).count("podnet + CCFA") == 1
+    assert printed(compare(podnets()), 80).count("podnet + CCFA") == 2
+
+
+def test_notes_are_printed_as_they_are():
+    assert "note: a [bold] note\n" in printed(compare([entry()], ["a [bold] note"]), 40)
 
 
 def test_a_run_is_judged_by_its_method_s_own_rule():
     config = {"resolved": {"method": {"predict": "by_nearest_mean"}}}
     nearest = replace(REPORT, config=config, metrics_by_nearest_mean=dict.fromkeys(DEFINITIONS, 0.4321))
-    (line,) = (cells(line) for line in shown(comparison_table([(Path("a"), nearest)])).splitlines() if "43.21" in line)
-    assert line == ["a", "nearest mean", *["43.21"] * len(COLUMNS), "12 s"]
     assert "by nearest mean (own rule)" in shown(metrics_table(nearest))
     assert "by logits (own rule)" in shown(metrics_table(REPORT))
     assert replace(nearest, metrics_by_nearest_mean=None).own_metrics == METRICS
 
 
-def test_every_column_is_defined():
-    assert definitions() == [f"{heading}: {DEFINITIONS[name]}" for name, heading in COLUMNS.items()]
+@pytest.mark.parametrize("runs", [[entry()], podnets(), podnets(data="cifar100", sizes=(50, 10, 10, 10, 10, 10))])
+def test_every_column_is_defined(runs):
+    comparison = compare(runs)
+    headings = set(summary_grid(comparison).headings) - {"method", "runs", "pairs", "seconds"}
+    assert {line.split(":")[0].strip() for line in definitions(comparison)} == headings | {"±"}
 
 
 def test_methods_are_listed_with_their_memory():

@@ -1,4 +1,5 @@
 import io
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from ccfa.experiments.options import schema
 from ccfa.learning import Progress
 from ccfa.methods import METHODS
 from ccfa.reporting import terminal
-from ccfa.reporting.terminal import Display, duration, planned_images
+from ccfa.reporting.terminal import Display, duration, packed, planned_images
 
 RESOLVED = resolve(Experiment("podnet", scenario="4,3,3", options={"epochs": "1", "balanced_epochs": "1"}))
 RESULT = {
@@ -55,7 +56,7 @@ def test_the_plan_is_what_is_trained_on(tmp_path, method, memory):
     _, quiet = console()
     with Display(resolved, quiet) as display:
         run(resolved, directory, display, torch.device("cpu"))
-    assert display.done == display.total == planned_images(resolved) > 0
+    assert display.done_here == display.done == display.total == sum(planned_images(resolved)) > 0
 
 
 def test_piped_output_is_one_line_a_phase_without_controls():
@@ -70,6 +71,37 @@ def test_piped_output_is_one_line_a_phase_without_controls():
     assert first.endswith(" left · loss 1.234")
     assert second == "stage 2/3  7 classes  accuracy 50.00%  (old 25.00%, new 75.00%)  nearest mean 62.50%  2.0 s"
     assert not set("\r\x1b") & set(file.getvalue())
+
+
+def test_piped_output_shows_the_last_stages_accuracies():
+    file, plain = console()
+    display = Display(RESOLVED, plain)
+    for accuracy in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4):
+        display.on_stage(Stage(0, 0, 4), {**RESULT, "accuracy": accuracy})
+    display.on_epoch(at(1), {"loss": 1.0}, 0.1, 1.0)
+    assert file.getvalue().splitlines()[-1].endswith("loss 1.000 · accuracies 80.0% 70.0% 60.0% 50.0% 40.0%")
+
+
+def test_the_time_left_knows_what_another_process_has_done(monkeypatch):
+    file, plain = console()
+    display = Display(RESOLVED, plain)
+    first, *others = planned_images(RESOLVED)
+    display.on_stage(RESOLVED.stages[0], RESULT)  # as a continued run tells it
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: display.began + 8)
+    display.on_batch(at(), {})
+    left = duration((sum(others) - 64) / 8)
+    assert f" · 8 images/s · {left} left" in file.getvalue()
+    assert display.done == first + 64
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 120])
+def test_parts_are_packed_into_the_width(width):
+    parts = ["stage 10/51", "balanced", "epoch 12/20", "12,345 images/s", "1:23:45 left", "accuracies 50.0% 40.0%"]
+    lines = packed(parts, width)
+    assert " · ".join(lines).replace("\n", "") == " · ".join(parts)
+    assert all(len(line) <= max(width, *map(len, parts)) for line in lines)
+    for line, following in pairwise(lines):
+        assert len(f"{line} · {following.split(' · ')[0]}") > width, "no line could have held more"
 
 
 def test_piped_output_shows_a_sign_of_life_in_long_phases(monkeypatch):
@@ -122,6 +154,7 @@ def test_the_live_line_is_not_drawn_at_every_step(monkeypatch):
     assert file.getvalue().count("images/s") < 50
 
 
+@pytest.mark.row("O2")
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     file, dumb = console(live=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MAX_PIXELS = 64_000_000
 MAX_IMAGE_SIZE = 4096
+_DEEP = ("I", "F")  # Pillow's modes of more than 8 bits
+
+
+class Decoded(NamedTuple):
+    """The pixels of a file, and what was done to them that its owner may not expect."""
+
+    pixels: NDArray[np.uint8]
+    remarks: tuple[str, ...]
 
 
 def require_image_size(image_size: int) -> None:
@@ -27,6 +35,11 @@ def require_image_size(image_size: int) -> None:
 
 def decode_image(path: Path, image_size: int) -> NDArray[np.uint8]:
     """The first frame of a file as uint8 [3, image_size, image_size]: short side resized, centre cropped."""
+    return decode_remarked(path, image_size).pixels
+
+
+def decode_remarked(path: Path, image_size: int) -> Decoded:
+    """The same with remarks."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     require_image_size(image_size)
@@ -35,6 +48,8 @@ def decode_image(path: Path, image_size: int) -> NDArray[np.uint8]:
             width, height = file.size
             if width * height > MAX_PIXELS:  # from the header, before any pixel is unpacked
                 raise DataError(f"{width} x {height} pixels, at most {MAX_PIXELS // 10**6} million are read")
+            frames = getattr(file, "is_animated", False)
+            deep = file.mode.startswith(_DEEP)
             image = _rgb(ImageOps.exif_transpose(file))
     except UnidentifiedImageError:
         raise DataError(f"not an image of a known format ({', '.join(FORMATS)})") from None
@@ -46,13 +61,19 @@ def decode_image(path: Path, image_size: int) -> NDArray[np.uint8]:
     left, top = (image.width - side) / 2, (image.height - side) / 2
     # Only the centre is resized, so that a very long image does not become a huge one first.
     square = image.resize((image_size, image_size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
-    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+    remarks = {
+        "More than one frame, the first is used": frames,
+        "More than 8 bits a channel, scaled to 8": deep,
+        f"Smaller than {image_size} pixels, enlarged": side < image_size,
+    }
+    told = tuple(remark for remark, holds in remarks.items() if holds)
+    return Decoded(np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1)), told)
 
 
 def _rgb(image: Image) -> Image:
     from PIL import Image as Images
 
-    if image.mode.startswith(("I", "F")):
+    if image.mode.startswith(_DEEP):
         # Pillow would cut these at 255 instead of scaling them.
         return Images.fromarray(_full_range(np.asarray(image))).convert("RGB")
     if not image.has_transparency_data:

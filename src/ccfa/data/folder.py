@@ -1,21 +1,27 @@
 """Images from any folder with one subfolder a class, with or without train and test parts."""
 
+import logging
 import os
 import stat
+import time
 import unicodedata
 import warnings
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ccfa.data.decoding import decode_image, require_image_size
+from ccfa.data.decoding import Decoded, decode_remarked, require_image_size
+from ccfa.data.duplicates import tell_conflicts, tell_shared
 from ccfa.data.images import ImageSet, require_same_classes
-from ccfa.errors import DataError, UsageError
+from ccfa.errors import DataError, Notice, UsageError
 
+_LOG = logging.getLogger(__name__)
 _EXPECTED = """Expected
   FOLDER/<class>/<image files>
 or
@@ -24,6 +30,8 @@ or
 _IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 _LEFT_BY_SYSTEMS = ("thumbs.db", "desktop.ini")
 _NUM_SHOWN = 10
+_SECONDS_BETWEEN_SIGNS = 10.0
+_AT_ONCE = 1000
 
 BadFiles = list[tuple[Path, str]]
 
@@ -43,8 +51,10 @@ def load_folder(
         train, test = (load_classes(part, image_size, skip_bad) for part in parts)
         _require_same_names(root, train, test)
         require_same_classes(train, test)
-        return train, test
-    return load_classes(root, image_size, skip_bad).hold_out(held_out, seed)
+    else:
+        train, test = load_classes(root, image_size, skip_bad).hold_out(held_out, seed)
+    tell_shared(train, test)
+    return train, test
 
 
 def load_classes(root: Path, image_size: int = 64, skip_bad: bool = False) -> ImageSet:
@@ -55,16 +65,20 @@ def load_classes(root: Path, image_size: int = 64, skip_bad: bool = False) -> Im
     files = {name: _image_files(folder, bad) for name, folder in folders.items()}
     paths = [path for name in files for path in files[name]]
     labels = [label for label, name in enumerate(files) for _ in files[name]]
-    images, good = _decode_all(paths, image_size, bad)
+    images, good, remarks = _decode_all(paths, image_size, bad)
     if bad and not skip_bad:
-        raise DataError(f"{_listed(bad)}\nRemove or repair them, or choose to skip bad files.")
+        raise DataError(f"{_listed(bad)}\nRemove or repair them, or leave them out with --skip-bad (skip_bad=True).")
     kept = np.array(labels, dtype=np.int64)[good]
     empty = [name for label, name in enumerate(files) if label not in set(kept.tolist())]
     if empty:
         raise DataError(f"No usable images in the classes {empty[:_NUM_SHOWN]} of {_shown(root)}. {_EXPECTED}")
     if bad:
-        warnings.warn(f"Skipped: {_listed(bad)}", stacklevel=2)
-    return ImageSet(images[good], kept, files)
+        warnings.warn(f"Skipped: {_listed(bad)}", Notice, stacklevel=2)
+    for remark, those in remarks.items():
+        warnings.warn(f"{remark}: {len(those)} images, such as {_shown(those[0])}", Notice, stacklevel=2)
+    images = images[good] if bad else images
+    tell_conflicts(images, kept, [path for path, is_good in zip(paths, good, strict=True) if is_good])
+    return ImageSet(images, kept, files)
 
 
 def _class_folders(root: Path) -> dict[str, Path]:
@@ -80,7 +94,8 @@ def _class_folders(root: Path) -> dict[str, Path]:
     if not folders:
         raise DataError(f"{_shown(root)} has no class folders. {_EXPECTED}")
     seen: dict[str, str] = {}
-    for name in (path.name for path in folders):
+    by_name = {_text(path.name): path for path in folders}
+    for name in by_name:
         if not name.isprintable():
             raise DataError(f"Class folder {name!r} has a name that cannot be printed; rename it.")
         same = unicodedata.normalize("NFC", name).strip().casefold()
@@ -90,8 +105,13 @@ def _class_folders(root: Path) -> dict[str, Path]:
                 "merge or rename one."
             )
         seen[same] = name
-    by_name = {unicodedata.normalize("NFC", path.name): path for path in folders}
-    return {name: by_name[name] for name in sorted(by_name)}
+    composed = {unicodedata.normalize("NFC", name): path for name, path in by_name.items()}
+    return {name: composed[name] for name in sorted(composed)}
+
+
+def _text(name: str) -> str:
+    """A file name as UTF-8, also where the locale knows only ASCII."""
+    return os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -122,23 +142,38 @@ def _image_files(folder: Path, bad: BadFiles) -> list[Path]:
     return files
 
 
-def _decode_all(paths: Sequence[Path], image_size: int, bad: BadFiles) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Every image, and which of them are good; the reasons of the others go to `bad`."""
+def _decode_all(
+    paths: Sequence[Path], image_size: int, bad: BadFiles
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_], dict[str, list[Path]]]:
+    """Every image, which of them are good, and remarks on some; the reasons of the others go to `bad`."""
+    from PIL.Image import DecompressionBombWarning
+
     images = np.zeros((len(paths), 3, image_size, image_size), dtype=np.uint8)
     good = np.zeros(len(paths), dtype=np.bool_)
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        decoded = pool.map(partial(_decoded_or_reason, image_size=image_size), paths)
+    remarked: dict[str, list[Path]] = defaultdict(list)
+    shown = time.monotonic()
+    with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        warnings.simplefilter("ignore", DecompressionBombWarning)  # a limit of our own decides
+        decode = partial(_decoded_or_reason, image_size=image_size)
+        # Handed out piece by piece: a task costs more memory than a small image.
+        pieces = (paths[start : start + _AT_ONCE] for start in range(0, len(paths), _AT_ONCE))
+        decoded = chain.from_iterable(pool.map(decode, piece) for piece in pieces)
         for row, (path, result) in enumerate(zip(paths, decoded, strict=True)):
             if isinstance(result, str):
                 bad.append((path, result))
             else:
-                images[row], good[row] = result, True
-    return images, good
+                images[row], good[row] = result.pixels, True
+                for remark in result.remarks:
+                    remarked[remark].append(path)
+            if time.monotonic() - shown > _SECONDS_BETWEEN_SIGNS:
+                _LOG.warning("Read %d of %d images", row + 1, len(paths))
+                shown = time.monotonic()
+    return images, good, remarked
 
 
-def _decoded_or_reason(path: Path, image_size: int) -> NDArray[np.uint8] | str:
+def _decoded_or_reason(path: Path, image_size: int) -> Decoded | str:
     try:
-        return decode_image(path, image_size)
+        return decode_remarked(path, image_size)
     except DataError as error:
         return str(error)
 

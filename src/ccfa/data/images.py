@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -77,6 +79,16 @@ class ImageSet:
         new_label[torch.tensor(list(order))] = torch.arange(self.num_classes)
         names = [self.class_names[label] for label in order]
         return ImageSet(self.images, new_label.to(self.device)[self.labels], names)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of all images, in their order, and of the names of their classes; the order of classes is no part."""
+        names = sorted(self.class_names)
+        rank = torch.tensor([names.index(name) for name in self.class_names])
+        digest = hashlib.sha256(repr((tuple(self.images.shape), names)).encode())
+        digest.update(rank[self.labels.cpu()].numpy().data)
+        digest.update(self.images.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
 
     def hold_out(self, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
         """Two sets (rest, held): about `fraction` of every class that occurs is held, at random by `seed`."""

@@ -55,6 +55,12 @@ class Report:
         nearest = self.metrics_by_nearest_mean if self.own_rule == "nearest mean" else None
         return nearest or self.metrics
 
+    @property
+    def own_overall(self) -> list[float]:
+        """The accuracy on seen classes after each stage, by the method's own rule."""
+        nearest = self.overall_by_nearest_mean if self.own_rule == "nearest mean" else None
+        return nearest or self.overall
+
     def to_json(self) -> str:
         """The report as JSON, one line per field so that reports compare line by line; NaN is null."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -74,7 +80,7 @@ class Report:
         """The report that `to_json` wrote; anything else is an error that names the field."""
         try:
             fields = json.loads(text, parse_constant=_refuse_constant)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelError(f"This is not a report: not valid JSON ({error}). Is the file cut off?") from error
         if not isinstance(fields, dict):
             raise ModelError(f"This is not a report: expected a JSON object, got a {type(fields).__name__}.")

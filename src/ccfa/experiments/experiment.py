@@ -1,15 +1,17 @@
 """An experiment: everything that decides a run's numbers, as one record, and what it resolves to."""
 
+import dataclasses
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ccfa
 from ccfa import data as datasets
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import ImageSet, Stage
 from ccfa.data.orders import recognise_imagenet
-from ccfa.errors import UsageError, choose, unknown
+from ccfa.errors import DataError, ModelError, UsageError, choose, unknown
 from ccfa.experiments.options import decode_options, describe, plain
 from ccfa.experiments.presets import CCFA_PRESETS, DEFAULT_ORDER, default_scenario, preset
 from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_image_augmentation, with_memory
@@ -30,6 +32,7 @@ class Experiment:
     memory_total: int | None = None
     validation: float = 0.0
     image_size: int = 64
+    skip_bad: bool = False
     seed: int = 0
     batch_seed: int | None = None
     options: dict[str, str] = field(default_factory=dict)
@@ -43,12 +46,27 @@ class Experiment:
             "total": self.memory_total,
             "val": self.validation or None,
             "size": self.image_size if self.image_size != 64 else None,
+            "skip-bad": "" if self.skip_bad else None,
             "seed": self.seed,
             "batches": self.batch_seed,
         }
         parts += [f"{name}{value}" for name, value in named.items() if value is not None]
         parts += [f"{name}={text}" for name, text in sorted(self.options.items())]
         return re.sub(r"[^\w.=+-]+", "_", "-".join(part for part in parts if part))[:150]
+
+
+def experiment_of(config: dict[str, Any]) -> Experiment:
+    """The experiment that a config.json describes: what is run again to repeat it."""
+    stored = config.get("experiment")
+    if not isinstance(stored, dict) or "method" not in stored:
+        raise ModelError("The configuration holds no experiment; config.json is damaged or not of a run.")
+    known = {field.name for field in dataclasses.fields(Experiment)}
+    if surplus := sorted(set(stored) - known):
+        raise ModelError(
+            f"The configuration holds {', '.join(surplus)}, which ccfa {ccfa.__version__} does not know: "
+            f"it was written by another version."
+        )
+    return Experiment(**stored)
 
 
 class Resolved(NamedTuple):
@@ -75,6 +93,7 @@ class Resolved(NamedTuple):
                 "class_names": list(self.train.class_names),
                 "num_training_images": len(self.train),
                 "num_test_images": len(self.test),
+                "fingerprints": {"train": self.train.fingerprint, "test": self.test.fingerprint},
             },
         }
 
@@ -97,14 +116,19 @@ def _shortened(sizes: list[int]) -> str:
 def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     """Load the data and build the method; everything that can be wrong is found here, before training."""
     method = experiment_method(experiment)
-    if not 0 <= experiment.seed < 2**63:
-        raise UsageError(f"The seed must be from 0 to 2^63 - 1, got {experiment.seed}.")
-    train, test = datasets.load(experiment.data, data_dir, image_size=experiment.image_size)
+    for seed in (experiment.seed, experiment.batch_seed or 0):
+        if not 0 <= seed < 2**63:
+            raise UsageError(f"The seed must be from 0 to 2^63 - 1, got {seed}.")
+    train, test = datasets.load(
+        experiment.data, data_dir, image_size=experiment.image_size, skip_bad=experiment.skip_bad
+    )
     datasets.require_same_classes(train, test)
     notes = []
     if experiment.validation:
         train, test = train.hold_out(experiment.validation, seed=0)
         notes.append(f"Accuracies are on {len(test)} images held out from training, not on the test set.")
+    if train.num_classes == 1:
+        notes.append("There is one class only, so every prediction is right and nothing can be forgotten.")
     order_name = experiment.order or DEFAULT_ORDER.get(experiment.data, "natural")
     order = datasets.class_order(
         order_name, train.num_classes, recognise_imagenet(train.class_names) or experiment.data
@@ -114,7 +138,13 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     if any(phase.batch_size < 1 for stage in stages for phase in method.phases(stage)):
         raise UsageError("The batch size must be at least 1 image.")
     _require_phases(method, stages)
-    smallest = int(train.labels.bincount().min())
+    counts = train.labels.bincount()
+    smallest = int(counts.min())
+    if smallest < method.needs_memory:
+        raise DataError(
+            f"{method.name} needs at least {method.needs_memory} images of each class, and class "
+            f"{train.class_names[int(counts.argmin())]!r} has {smallest}. Add images or leave the class out."
+        )
     if experiment.memory is not None and experiment.memory > smallest:
         raise UsageError(
             f"A memory of {experiment.memory} images per class is larger than the smallest class ({smallest} images). "
@@ -127,6 +157,8 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
             f"{train.num_classes} classes. Use --memory-total {needed * train.num_classes} or more."
         )
     wanted = method.memory.quota(train.num_classes)
+    if "0" in (str(experiment.memory), experiment.options.get("memory")):
+        notes.append(f"With a memory of 0 {method.name} sees no image of an old class again.")
     if method.memory != EVERYTHING and wanted > smallest:
         notes.append(f"The smallest class has {smallest} images, fewer than {wanted}: all of them are kept.")
     return Resolved(

@@ -8,16 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 import ccfa
 from ccfa.data import Stage
-from ccfa.errors import ModelError
 from ccfa.experiments.experiment import Resolved
+from ccfa.experiments.files import write_atomically
 from ccfa.experiments.options import describe
-from ccfa.experiments.rundir import write_atomically
+from ccfa.experiments.weights import pack, unpack
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.methods.parts import new_and_exemplars
@@ -34,7 +32,7 @@ class FirstStages:
         """Learn the first stage, or take it from the one who has: same weights, same everything after."""
         with self._locks[key]:  # of several runs in this process, one trains and the others wait
             learner.begin(stage)
-            trained = self.load(key)
+            trained = None if learner.interrupted else self.load(key)
             if trained is None:
                 learner.optimise()
                 self.store(key, learner.network)
@@ -52,16 +50,12 @@ class FirstStages:
         path = self.path(key)
         if not path.exists():
             return None
-        try:
-            return load(path.read_bytes())
-        except SafetensorError as error:
-            raise ModelError(f"{path} is damaged ({error}). Remove it to train that first stage again.") from error
+        return unpack(path, "Remove it to train that first stage again.")
 
     def store(self, key: str, network: torch.nn.Module) -> None:
         """Keep a network for others."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
-        write_atomically(self.path(key), save(weights))
+        write_atomically(self.path(key), pack(network))
 
 
 def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torch.device) -> str:
@@ -81,6 +75,7 @@ def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torc
                 method.criterion,
                 method.phases(stage),
                 method.prepare,
+                method.shape_network,
                 method.auxiliary_classes(stage),
                 method.classification_weight(stage),
                 # Feature augmentations that need an old head do nothing in the first stage.

@@ -73,12 +73,19 @@ def decode(text: str, kind: Any) -> Any:
 
 def _number(text: str, kind: type[int] | type[float]) -> float:
     try:
-        value = kind(text)
+        value = kind(_plainly_written(text))
     except ValueError:
         raise ValueError(f"expected {'a whole number' if kind is int else 'a number'}, got {text!r}") from None
     if not 0 <= value < math.inf:
         raise ValueError(f"expected a finite number of at least 0, got {text!r}")
     return value
+
+
+def _plainly_written(text: str) -> str:
+    """The text, unless it is a number to Python alone: spaces around it, underscores, digits of other scripts."""
+    if not text.isascii() or "_" in text or text != text.strip():
+        raise ValueError
+    return text
 
 
 def plain(value: Any) -> Any:
@@ -107,4 +114,6 @@ def describe(value: Any) -> Any:
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [describe(item) for item in value]
-    return getattr(value, "__name__", value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return getattr(value, "__name__", type(value).__name__)  # of somebody's own part only the kind is known

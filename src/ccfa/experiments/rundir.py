@@ -1,38 +1,31 @@
 """A run directory: every file written whole or not at all, nothing in it a pickle."""
 
-import csv
 import io
 import json
 import os
-import platform
-import subprocess
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save
+from torch import Tensor
 
-import ccfa
-from ccfa.errors import ModelError, ResourceError, UsageError
+from ccfa.errors import ModelError, Notice, ResourceError, UsageError
 from ccfa.evaluation import Report
-from ccfa.experiments.options import plain
-from ccfa.learning.acceleration import Acceleration, describe_device
+from ccfa.experiments.differences import differences, two_columns
+from ccfa.experiments.files import read_arrays, require_place, sync, write_atomically, write_table
+from ccfa.experiments.weights import pack
+from ccfa.failpoints import failpoint
+from ccfa.learning.acceleration import Acceleration
 
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file under a temporary name, flush it to the disk, and rename it into place."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ResourceError(f"Could not write {path}: {error.strerror}. What was written before is kept.") from error
+FOLDERS = ("predictions", "networks", "exemplars")
+LOGS = ("metrics.jsonl", "log.txt")
+MAX_BYTES = 2**27  # of a JSON file; no run comes near it
 
 
 class RunDirectory:
@@ -42,56 +35,65 @@ class RunDirectory:
         self.path = path
 
     @classmethod
+    def require_new(cls, path: Path) -> None:
+        """Refuse a path that exists, or where none can be made."""
+        if os.path.lexists(path):
+            raise UsageError(
+                f"{path} exists already and is left as it is{cls(path)._unfinished()}. Choose another directory with "
+                f"--out, remove it, or add --reuse to show its result, or to finish it, if it holds this very "
+                f"experiment."
+            )
+        require_place(path)
+
+    @classmethod
     def create(cls, path: Path, config: dict[str, Any], environment: dict[str, Any]) -> "RunDirectory":
         """A new directory; one that exists already is never touched."""
+        cls.require_new(path)
         try:
             path.mkdir(parents=True)
-            for name in ("predictions", "networks"):
+            for name in FOLDERS:
                 (path / name).mkdir()
-        except FileExistsError:
-            raise UsageError(
-                f"{path} exists already and is left as it is. Choose another directory with --out, remove it, "
-                f"or add --reuse to show its result if it holds this very experiment."
-            ) from None
         except OSError as error:
             raise ResourceError(f"Could not create {path}: {error.strerror}.") from error
         directory = cls(path)
-        directory.write_json("config.json", config)
         directory.write_json("environment.json", environment)
         directory.set_status("running")
+        directory.write_json("config.json", config)  # last: with it the directory is a run that can be continued
         return directory
 
     @classmethod
+    def create_or_continue(cls, path: Path, config: dict[str, Any], environment: dict[str, Any]) -> "RunDirectory":
+        """A new directory, or that of an unfinished run of this very experiment."""
+        if (path / "config.json").exists():
+            return cls(path)
+        if _never_began(path):
+            shutil.rmtree(path)
+        return cls.create(path, config, environment)
+
+    @classmethod
     def finished(cls, path: Path, config: dict[str, Any], acceleration: Acceleration) -> Report | None:
-        """The report of a finished run of this very experiment, or None where there is no directory yet."""
-        if not path.exists():
+        """The report of a finished run of this very experiment, or None where there is more to do."""
+        if not path.exists() or _never_began(path):
             return None
         directory = cls(path)
-        stored = directory.read_json("config.json")
-        if stored != config:
-            differing = [key for key in {*stored, *config} if stored.get(key) != config.get(key)]
+        if found := differences(directory.read_json("config.json"), config):
             raise UsageError(
-                f"{path} holds another experiment (it differs in {', '.join(sorted(differing))}). "
-                f"Choose another directory with --out."
+                f"{path} holds another experiment. Choose another directory with --out.\n{two_columns(found)}"
             )
         precision = directory.read_json("environment.json").get("acceleration", {}).get("precision")
         if precision != acceleration.precision:
             raise UsageError(f"{path} was run in {precision}, not in {acceleration.precision}. Use another --out.")
-        status = directory.read_json("status.json")
-        if status.get("state") == "finished":
-            return directory.report()
-        if status.get("state") == "running" and _alive(status.get("pid")):
-            raise UsageError(f"{path} is being written by process {status['pid']}. Wait for it, or use another --out.")
-        directory._set_aside()
-        return None
+        return directory.report() if directory.is_finished() else None
 
-    def _set_aside(self) -> None:
-        """Rename an unfinished run, so that it can be started again and nothing is lost."""
-        numbers = (number for number in range(1, 10_000) if not self._unfinished(number).exists())
-        self.path.rename(self._unfinished(next(numbers)))
+    def is_finished(self) -> bool:
+        """Whether all stages are done."""
+        return self.read_json("status.json").get("state") == "finished"
 
-    def _unfinished(self, number: int) -> Path:
-        return self.path.with_name(f"{self.path.name}.unfinished-{number}")
+    def _unfinished(self) -> str:
+        """What to say about a run that can be continued."""
+        if not (self.path / "config.json").exists() or self.is_finished():
+            return ""
+        return f"; it holds an unfinished run, which `ccfa resume {self.path}` continues"
 
     def report(self) -> Report:
         """The report of the run."""
@@ -101,7 +103,7 @@ class RunDirectory:
         """A JSON file of the directory."""
         try:
             content = json.loads(self._read(name))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelError(f"{self.path / name} is not valid JSON: {error}.") from error
         if not isinstance(content, dict):
             raise ModelError(f"{self.path / name} should hold a JSON object.")
@@ -109,6 +111,8 @@ class RunDirectory:
 
     def _read(self, name: str) -> str:
         try:
+            if (size := (self.path / name).stat().st_size) > MAX_BYTES:
+                raise ModelError(f"{self.path / name} has {size:,} bytes, more than the {MAX_BYTES:,} it may have.")
             return (self.path / name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"{self.path} is not a complete run directory: cannot read {name} ({error}).") from error
@@ -122,20 +126,43 @@ class RunDirectory:
         self.write_json("status.json", {"state": state, "pid": os.getpid(), **details})
 
     def append(self, name: str, line: str) -> None:
-        """Add a line to a log."""
+        """Add a line to a log; a full disk costs the line and not the run."""
+        path = self.path / name
+        if not self.path.is_dir():
+            raise ResourceError(f"Could not add to {path}: its directory is gone.")
+        length = path.stat().st_size if path.exists() else 0
         try:
-            with open(self.path / name, "a", encoding="utf-8") as file:
+            failpoint("append")
+            with open(path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:
-            raise ResourceError(f"Could not add to {self.path / name}: {error.strerror}.") from error
+            with suppress(OSError):
+                os.truncate(path, length)  # no half line
+            warnings.warn(Notice(f"Lines of {path} are missing: {error.strerror}. The run goes on."), stacklevel=2)
+
+    def log_lengths(self) -> dict[str, int]:
+        """The length of each log in bytes, once they are on the disk."""
+        present = [self.path / name for name in LOGS if (self.path / name).exists()]
+        for path in present:
+            sync(path)
+        return {path.name: path.stat().st_size for path in present}
+
+    def truncate_logs(self, lengths: Mapping[str, int]) -> None:
+        """Take back what was logged after a checkpoint, so that no epoch is told twice and no line is torn."""
+        for name in LOGS:
+            path, length = self.path / name, lengths.get(name, 0)
+            if path.exists() and path.stat().st_size > length:
+                os.truncate(path, length)
+
+    def sweep(self) -> None:
+        """Remove what a writer that was killed left behind."""
+        for folder in (self.path, *(self.path / name for name in FOLDERS)):
+            for left_over in folder.glob(".*.tmp"):
+                left_over.unlink(missing_ok=True)
 
     def write_rows(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Write a CSV file."""
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-        write_atomically(self.path / name, text.getvalue())
+        write_table(self.path / name, rows)
 
     def write_predictions(self, stage: int, arrays: dict[str, NDArray[np.int64]]) -> None:
         """Write a stage's labels and predictions."""
@@ -143,48 +170,30 @@ class RunDirectory:
         np.savez_compressed(content, allow_pickle=False, **arrays)
         write_atomically(self.path / "predictions" / f"stage-{stage:03d}.npz", content.getvalue())
 
+    def read_predictions(self, stage: int) -> dict[str, NDArray[np.int64]]:
+        """A stage's labels and predictions."""
+        return read_arrays(self.path / "predictions" / f"stage-{stage:03d}.npz")
+
+    def write_exemplars(self, stage: int, classes: Sequence[Tensor]) -> None:
+        """Write the rows of the training set kept of each class after a stage, best first."""
+        content = json.dumps({"rows": [rows.tolist() for rows in classes]}) + "\n"
+        write_atomically(self.path / "exemplars" / f"stage-{stage:03d}.json", content)
+
+    def read_exemplars(self, stage: int) -> list[list[int]]:
+        """The rows kept of each class after a stage, best first."""
+        rows = self.read_json(f"exemplars/stage-{stage:03d}.json").get("rows")
+        if not isinstance(rows, list) or not all(
+            isinstance(kept, list) and all(isinstance(row, int) for row in kept) for kept in rows
+        ):
+            raise ModelError(f"The exemplars of stage {stage} in {self.path} should be a list of rows for each class.")
+        return rows
+
     def write_network(self, stage: int, network: torch.nn.Module) -> None:
         """Write a stage's weights."""
-        weights = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
-        write_atomically(self.path / "networks" / f"stage-{stage:03d}.safetensors", save(weights))
+        write_atomically(self.path / "networks" / f"stage-{stage:03d}.safetensors", pack(network))
 
 
-def _alive(pid: object) -> bool:
-    """Whether a process of that number exists."""
-    try:
-        os.kill(int(str(pid)), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def environment(device: torch.device, acceleration: Acceleration) -> dict[str, Any]:
-    """Where and how a run happens: versions, device, precision, commit."""
-    return {
-        "ccfa": ccfa.__version__,
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "device": describe_device(device),
-        "acceleration": plain(acceleration),
-        "threads": torch.get_num_threads(),
-        "platform": platform.platform(),
-    }
-
-
-def _commit() -> str:
-    """The commit of the source, where the package runs from a checkout; `+` marks uncommitted changes."""
-    try:
-        # Installed inside somebody else's checkout, this file is not tracked, and their commit says nothing about us.
-        _git("ls-files", "--error-unmatch", Path(__file__).name)
-        return _git("describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*")
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+def _never_began(path: Path) -> bool:
+    """Whether a run was killed while its directory was made: it has no config.json, and nothing else to lose."""
+    made = {*FOLDERS, "environment.json", "status.json"}
+    return path.is_dir() and all(name in made or name.startswith(".") for name in os.listdir(path))

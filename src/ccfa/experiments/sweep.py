@@ -8,14 +8,17 @@ from typing import NamedTuple
 import torch
 
 from ccfa.augmentation import CCFA
-from ccfa.errors import UsageError, unknown
+from ccfa.errors import Stopped, UsageError, unknown
 from ccfa.evaluation import Report
+from ccfa.experiments.environment import environment
 from ccfa.experiments.experiment import Experiment, Resolved, build_method, experiment_method, factory, resolve
 from ccfa.experiments.first_stage import FirstStages
 from ccfa.experiments.options import schema
-from ccfa.experiments.rundir import RunDirectory, environment
-from ccfa.experiments.running import Audience
-from ccfa.experiments.schedule import Job, run_all
+from ccfa.experiments.recording import Audience
+from ccfa.experiments.rundir import RunDirectory
+from ccfa.experiments.running import CHECKPOINT_MINUTES
+from ccfa.experiments.schedule import Job, Outcome, run_all
+from ccfa.experiments.stopping import Stop
 from ccfa.learning.acceleration import Acceleration, suit_threads
 from ccfa.methods import METHODS
 
@@ -42,6 +45,7 @@ class Plan:
     seeds: tuple[int, ...] = (0, 1, 2)
     memory: int | None = None
     validation: float = 0.0
+    skip_bad: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
 
     def experiments(self) -> Iterator[tuple[Key, Experiment]]:
@@ -73,6 +77,7 @@ class Plan:
                                 order=order,
                                 memory=self.memory,
                                 validation=self.validation,
+                                skip_bad=self.skip_bad,
                                 seed=seed,
                                 options=own,
                             ),
@@ -87,12 +92,14 @@ def sweep(
     acceleration: Acceleration,
     at_once: int,
     first_stages: FirstStages,
-    audience: Callable[[str, int], Audience],
-) -> tuple[dict[Key, Cell], str]:
-    """Run what is not finished yet; the cells of the table, and the scenario they are of."""
+    audience: Callable[[Resolved, RunDirectory], Audience],
+    on_end: Callable[[Outcome], None] = lambda outcome: None,
+    stop: Stop | None = None,
+    checkpoint_minutes: float = CHECKPOINT_MINUTES,
+) -> dict[Key, Cell]:
+    """Run what is not finished yet, and tell all of it."""
     cells: dict[Key, Cell] = {}
     jobs: list[Job] = []
-    scenario = plan.scenario or ""
     for key, experiment in plan.experiments():
         try:
             experiment_method(experiment)
@@ -102,22 +109,26 @@ def sweep(
             cells[key] = Cell({}, str(error))  # CCFA has no meaning for this method
             continue
         resolved = resolve(experiment, data_dir)
-        scenario = resolved.scenario
         path = out / experiment.name
         cells.setdefault(key, Cell({}))
         if report := RunDirectory.finished(path, resolved.config, acceleration):
             cells[key].reports[_of(resolved)] = report
         else:
             suit_threads(resolved.train.images[0].numel())
-            directory = RunDirectory.create(path, resolved.config, environment(device, acceleration))
-            jobs.append(Job(resolved, directory, audience(experiment.name, len(resolved.stages))))
-    for outcome in run_all(jobs, device, acceleration, at_once, first_stages):
+            directory = RunDirectory.create_or_continue(path, resolved.config, environment(device, acceleration))
+            jobs.append(Job(resolved, directory, audience(resolved, directory)))
+    try:
+        outcomes = run_all(jobs, device, acceleration, at_once, first_stages, on_end, stop, checkpoint_minutes)
+    except Stopped as stopped:
+        told = "Stopped; the runs at work are saved. Repeat the command to continue."
+        raise Stopped(told, stopped.exit_code) from stopped
+    for outcome in outcomes:
         if outcome.error:
             raise outcome.error
         experiment = outcome.job.resolved.experiment
         if outcome.report:
             cells[experiment.method, experiment.ccfa].reports[_of(outcome.job.resolved)] = outcome.report
-    return cells, scenario
+    return cells
 
 
 def _of(resolved: Resolved) -> tuple[str, int]:

@@ -1,6 +1,5 @@
 """The learner: the only object that changes."""
 
-import threading
 from collections.abc import Callable, Iterator
 
 import torch
@@ -10,16 +9,18 @@ from torch.nn import functional as F
 from ccfa.augmentation import MixedImages, Samples, classification_loss
 from ccfa.data import ImageSet, Stage
 from ccfa.errors import UsageError
+from ccfa.failpoints import failpoint
 from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.batches import batches, named_generator
 from ccfa.learning.memory import ExemplarMemory, joined
+from ccfa.learning.networks import new_network
 from ccfa.learning.optimisation import optimise
+from ccfa.learning.position import InterruptedPhase, PhaseAtWork
 from ccfa.learning.progress import Observer, Unobserved
 from ccfa.methods import Method, Phase, Step
 from ccfa.models import Network
 
 EVALUATION_BATCH = 500
-_GLOBAL_GENERATOR = threading.Lock()  # layers initialise from torch's one generator; runs may share a process
 
 
 class Learner:
@@ -55,6 +56,9 @@ class Learner:
         self.initial: Network | None = None
         self.stage = Stage(index=-1, num_old=0, num_seen=0)
         self.network = self._new_network()
+        self.at_work: list[PhaseAtWork] = []  # outermost first
+        self.interrupted: list[InterruptedPhase] = []  # where a restored learner goes on
+        self.on_pause: Callable[[], None] = do_nothing  # between two batches that are no steps
 
     def learn(self, stage: Stage) -> None:
         """Learn the new classes of the next stage."""
@@ -63,7 +67,9 @@ class Learner:
         self.conclude()
 
     def begin(self, stage: Stage) -> None:
-        """Make room for the new classes and prepare them."""
+        """Make room for the new classes and prepare them; done already where the learner was restored in that stage."""
+        if self.interrupted and stage == self.stage:
+            return
         if (stage.index, stage.num_old) != (self.stage.index + 1, self.stage.num_seen):
             raise UsageError(f"{stage} does not follow {self.stage}: learn the stages in order, each once.")
         if stage.num_seen > self.train.num_classes:
@@ -77,11 +83,13 @@ class Learner:
         auxiliary = self.method.auxiliary_classes(stage)
         self.network.head.grow(stage.num_new + auxiliary, self.cpu_generator("head"))
         self.network.head.num_auxiliary = auxiliary
+        self.method.shape_network(self.network, stage.index)
         self.method.prepare(self)
 
     def optimise(self) -> None:
-        """Run the stage's phases."""
-        for index, phase in enumerate(self.method.phases(self.stage)):
+        """Run the stage's phases, or those that are left."""
+        first = self.interrupted[0].index[0] if self.interrupted else 0
+        for index, phase in list(enumerate(self.method.phases(self.stage)))[first:]:
             optimise(self, phase, index)
         self.network.head.drop_auxiliary()
 
@@ -89,7 +97,9 @@ class Learner:
         """Let the terms remember, choose exemplars, and keep the network as the next stage's `previous`."""
         for term in self.terms:
             term.conclude(self)
-        self.memory.update(self.select_new_exemplars())
+        chosen = self.select_new_exemplars()
+        failpoint("select")
+        self.memory.update(chosen)
         self.previous = self.network.frozen_copy()
         self.initial = self.initial or self.previous
 
@@ -170,6 +180,7 @@ class Learner:
         """D'_k once over, in random order: images under the training transform, and their labels."""
         generator = self.generator(*purpose)
         for rows in batches(self.training_rows(), batch_size, generator):
+            self.on_pause()
             yield self.method.transforms.train(self.train.images[rows], generator), self.train.labels[rows]
 
     def reset_network(self) -> None:
@@ -198,10 +209,8 @@ class Learner:
 
     def _new_network(self) -> Network:
         """A freshly initialised network without classes."""
-        with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.cpu_generator("backbone").initial_seed())
-            backbone = self.method.backbone(self.train.images.shape[1])
-        return self.acceleration.place(Network(backbone, self.method.head(backbone.dim)), self.device)
+        network = new_network(self.method, self.train.images.shape[1], self.cpu_generator("backbone").initial_seed())
+        return self.acceleration.place(network, self.device)
 
     def _embed(self, images: Tensor) -> Tensor:
         """Embeddings of uint8 images."""
@@ -212,5 +221,12 @@ class Learner:
         """A function of normalised images, batch by batch, in evaluation mode."""
         self.network.eval()
         transform = self.method.transforms.test
-        parts = [function(transform(part.to(self.device))) for part in images.split(EVALUATION_BATCH)]
+        parts = []
+        for part in images.split(EVALUATION_BATCH):
+            self.on_pause()
+            parts.append(function(transform(part.to(self.device))))
         return torch.cat(parts)
+
+
+def do_nothing() -> None:
+    """Nobody waits for a pause."""

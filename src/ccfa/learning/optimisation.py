@@ -2,13 +2,14 @@
 
 import math
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from torch import Generator, Tensor, nn, optim
+from torch import Tensor, nn, optim
 
-from ccfa.errors import DivergedError
-from ccfa.learning.acceleration import StepFunction, memory_errors_explained
+from ccfa.errors import DivergedError, ModelError
+from ccfa.learning.acceleration import memory_errors_explained
 from ccfa.learning.batches import batches, seed_of
+from ccfa.learning.position import PhaseAtWork, PreparedPhase, taken_up
 from ccfa.learning.progress import Progress
 from ccfa.methods import Phase
 from ccfa.models import Network
@@ -45,19 +46,9 @@ def descend(
     optimiser.step()
 
 
-class PreparedPhase(NamedTuple):
-    """A phase ready to run: its rows, and a step that may be run on any batch of them."""
-
-    rows: Tensor
-    batch_size: int
-    optimiser: optim.Optimizer
-    draws: Generator  # of transforms and augmentations
-    step: StepFunction
-
-
-def prepare_phase(learner: "Learner", phase: Phase, *index: int) -> PreparedPhase:
+def prepare_phase(learner: "Learner", phase: Phase, *index: int, rows: Tensor | None = None) -> PreparedPhase:
     """Choose rows and parameters, and make the step as fast as the learner's acceleration can."""
-    rows = phase.rows(learner)
+    rows = phase.rows(learner) if rows is None else rows
     parameters = [p for p in phase.parameters(learner.network) if p.numel()]
     optimiser = phase.optimiser(parameters, phase.lr, phase.weight_decay)
     draws = learner.generator("augmentation", *index)
@@ -75,30 +66,55 @@ def prepare_phase(learner: "Learner", phase: Phase, *index: int) -> PreparedPhas
 
 
 def optimise(learner: "Learner", phase: Phase, *index: int) -> None:
-    """Run one phase; `index` says which one it is, for its random numbers."""
-    rows, size, optimiser, draws, step = prepare_phase(learner, phase, *index)
-    for epoch in range(phase.epochs):
-        began = time.monotonic()
-        lr = set_learning_rate(optimiser, phase, epoch)
-        draws.manual_seed(seed_of(learner.batch_seed, learner.stage.index, "augmentation", *index, epoch))
-        order = batches(rows, size, learner.generator("batches", *index, epoch))
-        totals: dict[str, Tensor] = {}
-        for number, batch in enumerate(order):
-            with memory_errors_explained(size):
-                losses = step(batch)
-            totals = {name: totals.get(name, 0) + loss for name, loss in losses.items()}
-            progress = Progress(learner.stage, phase.name, epoch, phase.epochs, number, len(order), size)
-            learner.observer.on_batch(progress, losses)
-        means = {name: float(total) / len(order) for name, total in totals.items()}
-        if not math.isfinite(means["loss"]):
-            raise DivergedError(
-                f"The loss became {means['loss']} in stage {learner.stage.index}, phase {phase.name}, "
-                f"epoch {epoch}, at a learning rate of {lr:.3g}. Try a smaller one."
-            )
-        learner.observer.on_epoch(progress, means, lr, time.monotonic() - began)
+    """Run one phase, or what is left of it; `index` says which one it is, for its random numbers."""
+    work = take_up(learner, phase, index)
+    learner.at_work.append(work)
+    while work.epoch < phase.epochs:
+        if not learner.interrupted:  # else this epoch is over, and the phase after it was at work
+            run_epoch(learner, phase, work)
         if phase.after_epoch:
-            optimise(learner, phase.after_epoch, *index, epoch)
+            optimise(learner, phase.after_epoch, *index, work.epoch)
             set_modes(learner.network, phase)
+        work.epoch, work.batch, work.totals = work.epoch + 1, 0, {}
+    learner.at_work.pop()
+
+
+def take_up(learner: "Learner", phase: Phase, index: tuple[int, ...]) -> PhaseAtWork:
+    """The phase at its start or, where the learner was restored inside it, where it stood."""
+    if not learner.interrupted:
+        return PhaseAtWork(index, prepare_phase(learner, phase, *index))
+    stored = learner.interrupted.pop(0)
+    if stored.index != index:
+        raise ModelError(f"Stored was phase {stored.index} of stage {learner.stage.index}, but {index} comes next.")
+    return taken_up(stored, prepare_phase(learner, phase, *index, rows=stored.rows))
+
+
+def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:
+    """The batches of an epoch, from the one where it stands."""
+    rows, size, optimiser, draws, step = work.prepared
+    began, first = time.monotonic(), work.batch
+    lr = set_learning_rate(optimiser, phase, work.epoch)
+    if first == 0:
+        draws.manual_seed(seed_of(learner.batch_seed, learner.stage.index, "augmentation", *work.index, work.epoch))
+    order = batches(rows, size, learner.generator("batches", *work.index, work.epoch))
+    progress = Progress(learner.stage, phase.name, work.epoch, phase.epochs, first, len(order), size)
+    for batch in order[first:]:
+        with memory_errors_explained(size):
+            losses = step(batch)
+        work.totals = {name: work.totals.get(name, 0) + loss for name, loss in losses.items()}
+        progress = progress._replace(batch=work.batch)
+        work.batch += 1
+        learner.observer.on_batch(progress, losses)
+    means = {name: float(total) / len(order) for name, total in work.totals.items()}
+    if not math.isfinite(means["loss"]):
+        raise DivergedError(
+            f"The loss became {means['loss']} in stage {learner.stage.index}, phase {phase.name}, "
+            f"epoch {work.epoch}, at a learning rate of {lr:.3g}. Try a smaller one.",
+            {"stage": learner.stage.index, "phase": phase.name, "epoch": work.epoch, "lr": lr, "losses": means},
+        )
+    share = (len(order) - first) / len(order)  # of the epoch, that was run just now
+    seconds = (time.monotonic() - began) / share if share else math.inf  # stored after its last step: nobody knows
+    learner.observer.on_epoch(progress, means, lr, seconds)
 
 
 def set_modes(network: Network, phase: Phase) -> None:

@@ -1,6 +1,5 @@
 """AANet: Liu, Schiele and Sun, "Adaptive Aggregation Networks for Class-Incremental Learning", CVPR 2021."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Unpack
 
@@ -9,11 +8,12 @@ import torch
 from ccfa.errors import UsageError
 from ccfa.methods.afc import afc
 from ccfa.methods.blending import BlendLearned
-from ccfa.methods.method import LearnerView, Method
+from ccfa.methods.method import Method
 from ccfa.methods.options import AfcOptions, PodnetOptions, UcirOptions
 from ccfa.methods.podnet import podnet
 from ccfa.methods.ucir import ucir
-from ccfa.models.aggregation import two_branches
+from ccfa.models import Network
+from ccfa.models.aggregation import FusedLevel, two_branches
 
 
 def aanet(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = False) -> Method:
@@ -23,7 +23,7 @@ def aanet(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, 
     return replace(
         method,
         name=f"aanet-{method.name}",
-        prepare=Branching(method.prepare, learn_blend, reset_scale),
+        shape_network=Branching(learn_blend, reset_scale),
         phases=BlendLearned(method.phases, blend_lr) if learn_blend else method.phases,
         needs_memory=max(method.needs_memory, int(learn_blend)),
     )
@@ -31,21 +31,19 @@ def aanet(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, 
 
 @dataclass(frozen=True)
 class Branching:
-    """Split the backbone in two at stage 1, then prepare as the method does."""
+    """Split the backbone in two from stage 1 on."""
 
-    prepare: Callable[[LearnerView], None]
     learn_blend: bool
     reset_scale: bool
 
-    def __call__(self, learner: LearnerView) -> None:
-        """Before the first phase of a stage."""
-        network = learner.network
-        if learner.stage.index == 1:
-            network.backbone = two_branches(network.backbone, self.learn_blend)
-            if self.reset_scale:
-                with torch.no_grad():
-                    network.head.scale.fill_(1.0)
-        self.prepare(learner)
+    def __call__(self, network: Network, stage_index: int) -> None:
+        """Before a stage; a backbone that has two branches keeps them."""
+        if stage_index == 0 or any(isinstance(level, FusedLevel) for level in network.backbone.levels):
+            return
+        network.backbone = two_branches(network.backbone, self.learn_blend)
+        if self.reset_scale:
+            with torch.no_grad():
+                network.head.scale.fill_(1.0)
 
 
 def aanet_podnet(

@@ -125,6 +125,9 @@ class Phase:
     after_epoch: "Phase | None" = None  # run for its own epochs after each epoch of this phase
 
 
+MAX_EXEMPLARS = 2**31
+
+
 @dataclass(frozen=True)
 class Budget:
     """How many exemplars may be kept: so many a class, or so many in total; neither means none."""
@@ -135,6 +138,8 @@ class Budget:
     def __post_init__(self) -> None:
         if min(self.per_class or 0, self.total or 0) < 0:
             raise UsageError(f"The memory of exemplars cannot be negative, got {self}.")
+        if max(self.per_class or 0, self.total or 0) > MAX_EXEMPLARS:
+            raise UsageError(f"The memory of exemplars can be at most {MAX_EXEMPLARS} images, got {self}.")
 
     def quota(self, num_seen: int) -> int:
         """Exemplars for each class once `num_seen` classes share the memory."""
@@ -144,7 +149,7 @@ class Budget:
 
 
 NOTHING = Budget()
-EVERYTHING = Budget(per_class=2**31)
+EVERYTHING = Budget(per_class=MAX_EXEMPLARS)
 
 
 def by_logits(learner: LearnerView, images: Tensor) -> Tensor:
@@ -167,6 +172,10 @@ def no_auxiliary_classes(stage: Stage) -> int:
     return 0
 
 
+def same_shape(network: Network, stage_index: int) -> None:
+    """The network's structure is the same at every stage, but for the classes of its head."""
+
+
 @dataclass(frozen=True)
 class Method:
     """A class-incremental method: a frozen record of parts. Variants are made with `dataclasses.replace`."""
@@ -178,6 +187,7 @@ class Method:
     criterion: Criterion
     phases: Callable[[Stage], tuple[Phase, ...]]
     prepare: Callable[[LearnerView], None]  # once the head has grown, before the first phase
+    shape_network: Callable[[Network, int], None] = same_shape  # into the structure it has at a stage, before prepare
     terms: tuple[Callable[[], Term], ...] = ()
     classification_weight: Callable[[Stage], float] = always_one  # on L_cls
     auxiliary_classes: Callable[[Stage], int] = no_auxiliary_classes  # outputs that serve a stage's training only

@@ -25,7 +25,7 @@ def herd(embeddings: Sequence[Tensor], num_exemplars: int, generator: Generator)
     chosen: list[dict[int, None]] = [{} for _ in embeddings]  # ordered sets
     wanted = [min(num_exemplars, len(rows)) for rows in embeddings]
     while len(picks) < MAX_ROUNDS and any(len(c) < w for c, w in zip(chosen, wanted, strict=True)):
-        for _ in range(max(num_exemplars, 1)):  # as many rounds as picks wanted between looks from the host
+        for _ in range(max(*wanted, 1)):  # as many rounds as picks wanted between looks from the host
             scores = torch.einsum("cnd,cd->cn", classes, direction).masked_fill(absent, float("-inf"))
             pick = scores.argmax(dim=1)
             direction = direction + mean - classes[torch.arange(len(classes)), pick]

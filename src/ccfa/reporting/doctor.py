@@ -12,7 +12,7 @@ import torch
 import ccfa
 from ccfa.data import find_cifar100
 
-PACKAGES = ("numpy", "scikit-learn", "safetensors", "tyro", "rich", "pillow")
+PACKAGES = ("numpy", "scikit-learn", "safetensors", "tyro", "rich", "pillow", "jinja2")
 
 
 def findings(data_dir: Path | None) -> Iterator[str]:

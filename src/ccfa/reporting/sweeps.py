@@ -1,25 +1,27 @@
-"""Many runs as one table: methods with and without CCFA, mean and spread over class orders and seeds."""
+"""Sweeps: a line for each stage of each run, and at the end their comparison."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from ccfa.data import Stage
-from ccfa.evaluation import mean_and_spread
-from ccfa.experiments.sweep import Cell
-from ccfa.experiments.tables import CITED_ONLY, published
+from ccfa.errors import UsageError
+from ccfa.experiments.experiment import Resolved
+from ccfa.experiments.sweep import Cell, Key
 from ccfa.learning import Progress
+from ccfa.reporting.comparison import Comparison, compare
+from ccfa.reporting.sameness import Entry
 
 
 class StageLines:
     """Tells of each stage of one run among several, a line each."""
 
-    def __init__(self, name: str, num_stages: int, console: Console) -> None:
-        self.name = name
-        self.num_stages = num_stages
+    def __init__(self, resolved: Resolved, console: Console) -> None:
+        self.name = resolved.experiment.name
+        self.num_stages = len(resolved.stages)
         self.console = console
 
     def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
@@ -37,56 +39,10 @@ class StageLines:
         )
 
 
-def sweep_table(cells: Mapping[tuple[str, bool], Cell], data: str, scenario: str) -> Table:
-    """Average incremental accuracy in percent, mean +- standard deviation, CCFA's paired gain, the paper's values."""
-    shown = [published(method, ccfa, data, scenario) for method, ccfa in cells]
-    with_paper = any(value is not None for value in shown)
-    table = Table(title=f"average incremental accuracy, percent · {data} {scenario}", title_justify="left")
-    for heading in ("method", "runs", "alone", "with CCFA", "gain"):
-        table.add_column(heading, no_wrap=heading != "with CCFA")
-    if with_paper:
-        table.add_column("paper: alone, with CCFA")
-    for method in dict.fromkeys(name for name, _ in cells):
-        alone, plugged = cells.get((method, False)), cells.get((method, True))
-        counts = [str(len(cell.reports)) for cell in (alone, plugged) if cell]
-        row = [method, " + ".join(counts), _value(alone), _value(plugged), _gain(alone, plugged)]
-        if with_paper:
-            row.append(_paper(published(method, False, data, scenario), published(method, True, data, scenario)))
-        table.add_row(*row)
-    if with_paper:
-        for name, values in CITED_ONLY.items():
-            table.add_row(name, "", "", "", "", f"{_paper(values.cell(scenario))} (published value only)")
-    return table
-
-
-def averages(cell: Cell) -> dict[tuple[str, int], float]:
-    """Each run's average incremental accuracy by the method's own rule, in percent."""
-    return {key: 100 * report.own_metrics["average_incremental_accuracy"] for key, report in cell.reports.items()}
-
-
-def _value(cell: Cell | None) -> str:
-    if cell is None:
-        return ""
-    if cell.reason:
-        return f"- ({cell.reason})"
-    return _mean_and_spread(list(averages(cell).values()))
-
-
-def _gain(alone: Cell | None, plugged: Cell | None) -> str:
-    """The mean difference of runs with the same order and seed."""
-    if alone is None or plugged is None or plugged.reason:
-        return ""
-    before, after = averages(alone), averages(plugged)
-    differences = [after[key] - before[key] for key in before if key in after]
-    return _mean_and_spread(differences, sign="+") if differences else ""
-
-
-def _mean_and_spread(values: Sequence[float], sign: str = "") -> str:
-    if not values:
-        return "-"
-    mean, spread = mean_and_spread(values)
-    return f"{mean:{sign}.2f}" + (f" ± {spread:.2f}" if len(values) > 1 else "")
-
-
-def _paper(*values: float | None) -> str:
-    return ", ".join("-" if value is None else f"{value:.2f}" for value in values)
+def sweep_comparison(cells: Mapping[Key, Cell], out: Path) -> Comparison:
+    """The runs of a sweep side by side; a combination that has no meaning is a note with its reason."""
+    entries = [Entry(out / report.name, report) for cell in cells.values() for report in cell.reports.values()]
+    refused = [f"{method} + CCFA: {cell.reason}" for (method, _), cell in cells.items() if cell.reason]
+    if not entries:
+        raise UsageError("Nothing was run. " + " ".join(refused))
+    return compare(entries, refused)

@@ -1,10 +1,11 @@
 """Results as tables for the terminal."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from ccfa.augmentation import CCFA, MIXES
@@ -16,14 +17,11 @@ from ccfa.experiments.tables import CITED_ONLY, NOT_MEASURED, PAPERS, REPRODUCED
 from ccfa.methods import METHODS
 from ccfa.methods.method import EVERYTHING
 from ccfa.models import BACKBONES
+from ccfa.reporting.comparison import METRICS, SPREAD, Comparison
+from ccfa.reporting.formats import Grid, summary_grid
 
-COLUMNS = {
-    "average_incremental_accuracy": "average",
-    "last_accuracy": "last",
-    "new_class_accuracy": "new",
-    "old_class_accuracy": "old",
-    "forgetting_max_minus_last": "forgetting max-last",
-}
+MAX_NAME = 28  # letters of a name before it is folded
+BETWEEN = 3  # spaces between columns
 
 
 def metrics_table(report: Report) -> Table:
@@ -41,24 +39,52 @@ def metrics_table(report: Report) -> Table:
     return table
 
 
-def comparison_table(runs: Sequence[tuple[Path, Report]]) -> Table:
-    """Runs side by side, a line each, by the rule that its method predicts with."""
-    table = Table(title="percent", title_justify="left")
-    table.add_column("run", overflow="fold")  # a name cut short is no name
-    for heading in ("by", *COLUMNS.values(), "time"):
-        table.add_column(heading)
-    for path, report in runs:
-        values = [percent(report.own_metrics[name]) for name in COLUMNS]
-        name = f"{path}" if report.finished else f"{path} (unfinished)"
-        table.add_row(
-            name, report.own_rule, *values, f"{report.seconds:.0f} s", style=None if report.finished else "dim"
-        )
-    return table
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """The table, in parts where the terminal is narrow, and what should be known about it."""
+    console.print(f"percent · {comparison.title}", style="italic")
+    for part in _parts(summary_grid(comparison), console.width):
+        console.print(_grid_table(part))
+        console.print()
+    for note in comparison.notes:
+        console.print(f"note: {note}", soft_wrap=True)
+    for line in definitions(comparison):
+        console.print(line, style="dim")
 
 
-def definitions() -> list[str]:
+def definitions(comparison: Comparison) -> list[str]:
     """What each column of the comparison means."""
-    return [f"{heading}: {DEFINITIONS[name]}" for name, heading in COLUMNS.items()]
+    lines = [f"{heading}: {DEFINITIONS[name]}" for name, heading in METRICS.items()]
+    if any(line.gain for line in comparison.lines):
+        lines.insert(1, "gain: average with CCFA minus without, over pairs of runs of the same class order and seeds")
+    if any(line.published is not None for line in comparison.lines):
+        lines.append("published: the average in the paper's table 1, printed there and not measured here")
+    return [f"± : {SPREAD}", *lines]
+
+
+def _parts(grid: Grid, width: int) -> list[Grid]:
+    """The grid in parts that fit into so many columns of text, each with the names in front."""
+    sizes = [max(map(len, map(str, column))) + BETWEEN for column in zip(grid.headings, *grid.rows, strict=True)]
+    first = min(sizes[0], MAX_NAME + BETWEEN)
+    parts: list[list[str]] = [[]]
+    used = first
+    for heading, size in list(zip(grid.headings, sizes, strict=True))[1:]:
+        if parts[-1] and used + size > width:
+            parts.append([])
+            used = first
+        parts[-1].append(heading)
+        used += size
+    narrow = [grid.without([name for name in grid.headings[1:] if name not in part]) for part in parts]
+    return [Grid(part.headings, [row for row in part.rows if any(cell != "" for cell in row[1:])]) for part in narrow]
+
+
+def _grid_table(grid: Grid) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column(grid.headings[0], overflow="fold", max_width=MAX_NAME)  # a name cut short is no name
+    for heading in grid.headings[1:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in grid.rows:
+        table.add_row(*map(str, row))
+    return table
 
 
 def percent(value: float) -> str:

@@ -1,0 +1,34 @@
+"""Two configurations side by side, where they differ."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+WIDTH = 40
+
+
+def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Each value that is not the same in both, by its dotted name; None where one has it not."""
+    before, after = _flat(stored), _flat(now)
+    names = sorted(before.keys() | after.keys())
+    return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
+
+
+def two_columns(found: Mapping[str, tuple[Any, Any]], first: str = "stored", second: str = "now") -> str:
+    """Differences as lines of text: the name, the first value, the second one."""
+    rows = [("", first, second)]
+    rows += [(name, _short(stored), _short(now)) for name, (stored, now) in found.items()]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "\n".join(f"  {name:{widths[0]}}  {stored:{widths[1]}}  {now}" for name, stored, now in rows)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _short(value: Any) -> str:
+    text = "-" if value is None else json.dumps(value, default=str)
+    return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."

@@ -1,0 +1,44 @@
+"""Where and how a run happens."""
+
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import ccfa
+from ccfa.experiments.options import plain
+from ccfa.learning.acceleration import Acceleration, describe_device
+
+
+def environment(device: torch.device, acceleration: Acceleration) -> dict[str, Any]:
+    """Where and how a run happens: versions, device, precision, commit."""
+    return {
+        "ccfa": ccfa.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "device": describe_device(device),
+        "torch_device": str(device),
+        "acceleration": plain(acceleration),
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+    }
+
+
+def _commit() -> str:
+    """The commit of the source, where the package runs from a checkout; `+` marks uncommitted changes."""
+    try:
+        # Installed inside somebody else's checkout, this file is not tracked, and their commit says nothing about us.
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
+        return _git("describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -1,0 +1,85 @@
+"""Files that are whole or not there."""
+
+import csv
+import errno
+import io
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ccfa.errors import ModelError, ResourceError
+from ccfa.failpoints import failpoint
+
+MAX_ARRAY_BYTES = 256 * 2**20  # unpacked: a small file may claim to hold far more
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file under a temporary name, flush it to the disk, and rename it into place."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write_durably(temporary, content.encode() if isinstance(content, str) else content)
+        os.replace(temporary, path)
+        sync(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ResourceError(f"Could not write {path}: {error.strerror}. What was written before is kept.") from error
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
+    with open(path, "wb") as file:
+        file.write(content[: len(content) // 2])
+        failpoint("write")
+        file.write(content[len(content) // 2 :])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Wait until a folder's entries, or a file, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:  # some file systems cannot flush a folder
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a CSV file, headed by the keys of its rows."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue())
+
+
+def require_place(path: Path) -> None:
+    """Refuse a place where no directory can be made, before anything is read for it."""
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".ccfa-", dir=parent))
+    except OSError as error:
+        raise ResourceError(f"Could not create {path}: {error.strerror}.") from error
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file; nothing in it is ever executed, nor unpacked beyond a bound."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > MAX_ARRAY_BYTES:
+            raise ModelError(f"{path} would unpack to {size / 2**20:.0f} MiB: too large for what it should hold.")
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, EOFError, MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise ModelError(f"{path} cannot be read: {error}.") from error

@@ -1,0 +1,61 @@
+"""From what was typed to runs: which paths are runs, which are not, and where their comparison goes."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ccfa.errors import ModelError, UsageError
+from ccfa.evaluation import Report
+from ccfa.experiments import RunDirectory
+from ccfa.reporting.sameness import Entry
+
+
+def gather(paths: Sequence[Path]) -> tuple[list[Entry], list[str]]:
+    """The runs among run directories, report files and whatever else a glob has caught, and notes on the rest."""
+    if not paths:
+        raise UsageError("Name at least one run directory, e.g. ccfa compare runs/*")
+    entries: dict[Path, Entry] = {}
+    notes, no_runs, unstarted = [], [], []
+    for path in paths:
+        if not path.exists():
+            raise ModelError(f"{path} does not exist. Name run directories, e.g. ccfa compare runs/*")
+        if path.resolve() in entries:
+            notes.append(f"{path} is named twice and counted once.")
+        elif path.suffix == ".json" and path.is_file():
+            entries[path.resolve()] = Entry(path, _report_file(path))
+        elif not (path / "config.json").is_file():
+            no_runs.append(path)
+        elif not (path / "report.json").is_file():
+            unstarted.append(path)
+        else:
+            entries[path.resolve()] = Entry(path, RunDirectory(path).report())
+    if no_runs:
+        notes.append(f"left out, since they are no runs: {_listed(no_runs)}.")
+    if unstarted:
+        notes.append(f"left out, since no stage of them is finished: {_listed(unstarted)}.")
+    if not entries:
+        raise ModelError(f"No run with a finished stage among {_listed(paths)}: nothing to compare.")
+    return list(entries.values()), notes
+
+
+def common_folder(entries: Sequence[Entry]) -> Path:
+    """`comparison` in the folder that holds all the runs."""
+    parents = [entry.path.parent for entry in entries]
+    try:
+        return Path(os.path.commonpath(parents)) / "comparison"
+    except ValueError:  # some absolute, some not
+        return Path(os.path.commonpath([parent.resolve() for parent in parents])) / "comparison"
+
+
+def _report_file(path: Path) -> Report:
+    try:
+        return Report.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"Cannot read {path}: {error}.") from error
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    shown = ", ".join(map(str, paths[:8]))
+    return shown if len(paths) <= 8 else f"{shown} and {len(paths) - 8} more"

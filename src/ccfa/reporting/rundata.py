@@ -1,0 +1,196 @@
+"""What a run directory holds, read leniently: whatever is missing or damaged becomes a note on the page."""
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ccfa.errors import CcfaError, ModelError
+from ccfa.evaluation import Report
+from ccfa.experiments.files import read_arrays
+from ccfa.experiments.rundir import RunDirectory
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run as its directory tells it; `predictions` has an entry for each whole stage, from the first on."""
+
+    name: str
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    status: dict[str, Any]
+    report: Report | None
+    stages: list[dict[str, float]]  # the lines of stages.csv
+    epochs: list[dict[str, Any]]  # the lines of metrics.jsonl
+    predictions: list[Arrays]
+    exemplars: list[list[int]] | None  # rows kept of each class after the last stage
+    notes: tuple[str, ...]
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """What the experiment came to."""
+        return _object(self.config.get("resolved"))
+
+    @property
+    def resumed(self) -> list[Any]:
+        """The times that the run was continued where something that decides its last bits had changed."""
+        times = self.environment.get("resumed")
+        return times if isinstance(times, list) else []
+
+    @property
+    def stage_sizes(self) -> list[int]:
+        """How many classes each stage of the experiment brings."""
+        return [int(size) for size in self.resolved.get("stage_sizes") or []]
+
+    @property
+    def num_seen(self) -> list[int]:
+        """How many classes are known after each stage that was evaluated."""
+        return list(accumulate(self.stage_sizes))[: len(self.predictions)]
+
+    @property
+    def own_rule(self) -> str:
+        """How the method itself predicts."""
+        nearest = _object(self.resolved.get("method")).get("predict") == "by_nearest_mean"
+        return "by_nearest_mean" if nearest and self._has("by_nearest_mean") else "by_logits"
+
+    @property
+    def other_rule(self) -> str | None:
+        """The other rule, where it was evaluated too."""
+        other = "by_logits" if self.own_rule == "by_nearest_mean" else "by_nearest_mean"
+        return other if self._has(other) else None
+
+    def predicted(self, rule: str) -> list[NDArray[Any]]:
+        """The predictions after each stage by a rule."""
+        return [arrays[rule] for arrays in self.predictions]
+
+    @property
+    def labels(self) -> list[NDArray[Any]]:
+        """The true classes after each stage."""
+        return [arrays["labels"] for arrays in self.predictions]
+
+    def class_name(self, label: int) -> str:
+        """The name of a class, in learning order."""
+        names = self.resolved.get("class_names") or []
+        return str(names[label]) if label < len(names) else f"class {label}"
+
+    def _has(self, rule: str) -> bool:
+        return bool(self.predictions) and all(rule in arrays for arrays in self.predictions)
+
+
+def read_run(path: Path) -> RunData:
+    """Everything that a page shows of a run; only a directory without a readable config.json is an error."""
+    directory = RunDirectory(path)
+    config = directory.read_json("config.json")
+    notes: list[str] = []
+    predictions = _predictions(path, _object(config.get("resolved")).get("stage_sizes") or [], notes)
+    return RunData(
+        name=path.resolve().name,
+        config=config,
+        environment=_json(directory, "environment.json", notes),
+        status=_json(directory, "status.json", notes),
+        report=_report(directory, notes),
+        stages=_stage_rows(path / "stages.csv", notes),
+        epochs=_epochs(path / "metrics.jsonl", notes),
+        predictions=predictions,
+        exemplars=_exemplars(directory, len(predictions) - 1),
+        notes=tuple(notes),
+    )
+
+
+def _predictions(path: Path, stage_sizes: Sequence[int], notes: list[str]) -> list[Arrays]:
+    found: list[Arrays] = []
+    for stage, num_seen in enumerate(accumulate(stage_sizes)):
+        file = path / "predictions" / f"stage-{stage:03d}.npz"
+        if not file.exists():
+            break
+        try:
+            arrays = read_arrays(file)
+            _require_classes(arrays, num_seen)
+        except ModelError as error:
+            notes.append(f"Predictions of stage {stage} and later are not shown: {error}")
+            break
+        found.append(arrays)
+    return found
+
+
+def _require_classes(arrays: Arrays, num_seen: int) -> None:
+    labels = arrays.get("labels")
+    if labels is None or "by_logits" not in arrays or not labels.size:
+        raise ModelError("labels or predictions are missing.")
+    for values in arrays.values():
+        if values.dtype.kind not in "iu" or values.shape != labels.shape or labels.ndim != 1:
+            raise ModelError("labels and predictions should be whole numbers, one of each for an image.")
+        if values.min() < 0 or values.max() >= num_seen:
+            raise ModelError(f"labels and predictions should lie in 0 to {num_seen - 1}.")
+    if len(np.unique(labels)) < num_seen:
+        raise ModelError("some class has no test image.")
+
+
+def _json(directory: RunDirectory, name: str, notes: list[str]) -> dict[str, Any]:
+    try:
+        return directory.read_json(name)
+    except ModelError:
+        notes.append(f"{name} is missing or damaged.")
+        return {}
+
+
+def _report(directory: RunDirectory, notes: list[str]) -> Report | None:
+    try:
+        return directory.report()
+    except ModelError:
+        notes.append("report.json is missing or damaged.")
+        return None
+
+
+def _exemplars(directory: RunDirectory, stage: int) -> list[list[int]] | None:
+    try:
+        return directory.read_exemplars(stage) if stage >= 0 else None
+    except CcfaError:
+        return None
+
+
+def _stage_rows(path: Path, notes: list[str]) -> list[dict[str, float]]:
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            return [{name: _number(text) for name, text in row.items() if name} for row in csv.DictReader(file)]
+    except (OSError, UnicodeDecodeError, csv.Error):
+        notes.append("stages.csv is missing or damaged.")
+        return []
+
+
+def _epochs(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """Lines that are not whole are left out: a run may have been killed while it wrote one."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        notes.append("metrics.jsonl is missing.")
+        return []
+    records = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("stage"), int):
+            records.append(record)
+    return records
+
+
+def _number(text: Any) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

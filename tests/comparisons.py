@@ -1,0 +1,82 @@
+"""Reports of runs that never were, for tests of what is made of them."""
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+
+from ccfa.evaluation import DEFINITIONS, Report
+from ccfa.reporting.sameness import Entry
+
+SIZES = (4, 3, 3)
+
+
+def config(
+    method="podnet", ccfa=False, seed=0, order=None, options=None, data="digits", sizes=SIZES, memory=20, **asked
+):
+    """A configuration as config.json holds it; options change the resolved method, as they do in earnest."""
+    classes = order or list(range(sum(sizes)))
+    resolved = {"name": method, "phases": [{"epochs": 20, "lr": 0.1}], "memory": {"per_class": memory}}
+    resolved["phases"][0].update(
+        {name: json.loads(text) for name, text in (options or {}).items() if not name.startswith("ccfa.")}
+    )
+    count = (options or {}).get("ccfa.count", "1")
+    resolved["feature_augmentations"] = [{"part": "CCFA", "count": count}] if ccfa else []
+    resolved["predict"] = "by_nearest_mean" if method == "icarl" else "by_logits"
+    experiment = {"method": method, "ccfa": ccfa, "mix": None, "data": data, "scenario": None, "order": None}
+    experiment |= {"memory": None, "memory_total": None, "validation": 0.0, "image_size": 64}
+    experiment |= {"seed": seed, "batch_seed": None, "options": options or {}}
+    return {
+        "experiment": {**experiment, **asked},
+        "resolved": {
+            "method": resolved,
+            "stage_sizes": list(sizes),
+            "class_order": classes,
+            "class_names": [f"class {label}" for label in classes],
+            "num_training_images": 1000,
+            "num_test_images": 200,
+        },
+    }
+
+
+def entry(path="runs/a", value=0.5, finished=True, environment=None, seconds=10.0, **choices):
+    """A run whose average is `value` (and its other metrics near it), after every stage or, unfinished, after two."""
+    content = config(**choices)
+    num_seen = np.cumsum(content["resolved"]["stage_sizes"]).tolist()[: None if finished else 2]
+    overall = [min(value + 0.1 * (1 - stage), 1.0) for stage in range(len(num_seen))]
+    metrics = {name: value + place / 1000 for place, name in enumerate(DEFINITIONS)}
+    nearest = content["experiment"]["method"] == "icarl"
+    report = Report(
+        name=Path(path).name,
+        config=copy.deepcopy(content),
+        num_seen=num_seen,
+        overall=[0.1] * len(num_seen) if nearest else overall,
+        accuracy_matrix=[],
+        metrics=dict.fromkeys(DEFINITIONS, 0.1) if nearest else metrics,
+        metrics_by_nearest_mean=metrics if nearest else None,
+        overall_by_nearest_mean=overall if nearest else None,
+        environment=environment or {"acceleration": {"precision": "float32"}, "device": "cpu", "ccfa": "1"},
+        seconds=seconds,
+        finished=finished,
+    )
+    return Entry(Path(path), report)
+
+
+ALONE = {0: 0.6012, 1: 0.6234, 2: 0.5871}
+PLUGGED = {2: 0.6102, 0: 0.6011, 1: 0.6459}  # the same seeds in another order
+
+
+def podnets(**choices):
+    """Three runs of podnet alone and three with CCFA."""
+    alone = [entry(f"runs/p{seed}", value, seed=seed, **choices) for seed, value in ALONE.items()]
+    plugged = [entry(f"runs/c{seed}", value, seed=seed, ccfa=True, **choices) for seed, value in PLUGGED.items()]
+    return [*alone, *plugged]
+
+
+def store(path, value=0.5, **choices):
+    """A run directory as far as a comparison reads it."""
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    (path / "report.json").write_text(entry(path, value, **choices).report.to_json())
+    return path

@@ -1,0 +1,33 @@
+"""Short runs on the digits: unlike toys, what they leave can be resolved again from its configuration."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ccfa.data import Stage
+from ccfa.experiments import Experiment, RunDirectory, resolve, run
+from ccfa.learning.progress import Unobserved
+
+CPU = torch.device("cpu")
+SHORT = {"epochs": "1", "balanced_epochs": "1"}
+
+
+class Silent(Unobserved):
+    """Watches a run and says nothing."""
+
+    def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+def created(path: Path, experiment: Experiment) -> RunDirectory:
+    """The directory of a run that has not begun."""
+    return RunDirectory.create(path, resolve(experiment).config, {"device": "cpu"})
+
+
+def digit_run(path: Path, method: str = "podnet", **choices: Any) -> RunDirectory:
+    """A finished run of three stages, one epoch a phase unless asked otherwise."""
+    experiment = Experiment(method, **{"scenario": "4,3,3", "options": SHORT, **choices})
+    directory = created(path, experiment)
+    run(resolve(experiment), directory, Silent(), CPU)
+    return directory

@@ -1,0 +1,193 @@
+"""Protocols and options at and beyond their limits, for every method: a result, or a message that names the option."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ccfa.data import split
+from ccfa.errors import ModelError, UsageError
+from ccfa.experiments import Experiment, RunDirectory, resolve, run
+from ccfa.experiments.experiment import experiment_of
+from ccfa.experiments.sweep import Plan
+from ccfa.learning import Learner
+from ccfa.methods import METHODS, Budget, with_memory
+from toy_runs import Silent, toy_resolved
+from toys import STAGES, Shortened, has_memory_size, tiny, toy_images
+
+CPU = torch.device("cpu")
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def learned(method, train=None, stages=STAGES[:2]):
+    """A learner that learned these stages, checked to have finite weights and to predict seen classes."""
+    learner = Learner(method, train or toy_images())
+    for stage in stages:
+        learner.learn(stage)
+    assert all(tensor.isfinite().all() for tensor in learner.network.state_dict().values())
+    predicted = learner.predict(toy_images(seed=1).images)
+    assert 0 <= int(predicted.min()) <= int(predicted.max()) < stages[-1].num_seen
+    return learner
+
+
+@pytest.mark.row("G1")
+@every_method
+@pytest.mark.parametrize("memory", [-1, 0, 1, 10**6, 10**30])
+def test_a_memory_of_any_size_is_taken_or_refused_by_name(name, memory):
+    method, experiment = METHODS[name](), Experiment(name, memory=memory)
+    if has_memory_size(method) and max(method.needs_memory, 0) <= memory <= 130:
+        notes = resolve(experiment).notes
+        assert any("sees no image of an old class again" in note for note in notes) == (memory == 0)
+    else:
+        with pytest.raises(UsageError, match=f"{name}|memory"):
+            resolve(experiment)
+
+
+@pytest.mark.row("G1")
+@every_method
+def test_the_smallest_and_the_largest_memory_are_learned_with(name):
+    method = tiny(name, epochs=1)
+    if not has_memory_size(method):
+        pytest.skip(f"{name} has no memory size")
+    images = toy_images()
+    for per_class in (max(method.needs_memory, 1), 12, 2**31):
+        learner = learned(with_memory(method, Budget(per_class=per_class)), images)
+        assert [len(rows) for rows in learner.memory.classes] == [min(per_class, 12)] * 4
+
+
+@pytest.mark.row("G2")
+@every_method
+@pytest.mark.parametrize("sizes", [[6], [5, 1], [1, 5], [1, 1, 4]], ids=str)
+def test_stages_of_any_size_are_learned_without_nan(name, sizes):
+    learned(tiny(name, epochs=1), stages=split(6, sizes[0], sizes[1:]))
+
+
+@pytest.mark.row("G2")
+def test_a_smaller_last_stage_is_announced():
+    assert "(4 + 4 + 2)" in resolve(Experiment("finetune", scenario="B4-inc4")).headline
+
+
+@pytest.mark.row("G6")
+@every_method
+@pytest.mark.parametrize("change", [{"batch_size": 1}, {"batch_size": 10**9}, {"epochs": 0}, {"lr": 0.0}], ids=str)
+def test_extreme_phases_have_a_defined_result(name, change):
+    method = tiny(name)
+    phases = Shortened(METHODS[name](backbone="small").phases, epochs=1)
+
+    def extreme(stage):
+        return tuple(replace(phase, **change) for phase in phases(stage))
+
+    learned(replace(method, phases=extreme), toy_images(per_class=3))
+
+
+@pytest.mark.row("G6")
+def test_batches_of_every_size_have_more_than_one_row_where_there_are_more():
+    images = toy_images(per_class=3)
+    for size in (2, 4, 5):  # 6 rows in batches of 4 or 5 would leave 2 or 1
+        method = tiny("finetune", epochs=1)
+        learned(replace(method, phases=Shortened(method.phases, 1, size)), images)
+
+
+@pytest.mark.row("G6")
+def test_a_rate_of_zero_changes_no_parameter():
+    method = tiny("finetune", epochs=1)
+    phases = method.phases
+    method = replace(method, phases=lambda stage: tuple(replace(p, lr=0.0, weight_decay=0.0) for p in phases(stage)))
+    learner = Learner(method, toy_images())
+    learner.begin(STAGES[0])
+    before = [parameter.detach().clone() for parameter in learner.network.parameters()]
+    learner.optimise()
+    assert all(map(torch.equal, before, learner.network.parameters()))
+
+
+@pytest.mark.row("G8")
+def test_repeated_seeds_and_orders_are_run_once():
+    plan = Plan(("finetune",), ccfa=(False,), seeds=(3, 3, 1), orders=("natural", "natural"))
+    assert [experiment.seed for _, experiment in plan.experiments()] == [3, 1]
+
+
+@pytest.mark.row("G8", "G4")
+@pytest.mark.parametrize("seed", ["-1", str(2**63), "1.5", "one", "nan", ""])
+@pytest.mark.parametrize("option", ["--seed", "--batch-seed"])
+def test_impossible_seeds_are_refused(call, tmp_path, option, seed):
+    code, _, err = call("run", "finetune", f"{option}={seed}")
+    assert code == 2
+    assert "seed" in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.row("G8")
+@pytest.mark.parametrize("seed", [0, 2**63 - 1])
+def test_the_smallest_and_the_largest_seed_work(seed, tmp_path):
+    options = {"epochs": "0"}
+    resolved = resolve(Experiment("finetune", scenario="10", seed=seed, batch_seed=seed, options=options))
+    assert run(resolved, RunDirectory.create(tmp_path / "run", resolved.config, {}), Silent(), CPU).finished
+
+
+@pytest.mark.row("G4")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--validation", "nan"],
+        ["--validation", "-0.5"],
+        ["--validation", "inf"],
+        ["--image-size", "0", "--data", "."],
+        ["--image-size", "100000", "--data", "."],
+        ["--memory", "True"],
+        ["--memory", "3.0"],
+        ["--memory-total", "-1"],
+        ["--set", "lr=nan"],
+        ["--set", "epochs=true"],
+        ["--set", "epochs=20 "],
+        ["--set", "=3"],
+        ["--scenario", "B5-inc-1"],
+        ["--scenario", "9" * 5000],
+        ["--order", "9" * 5000],
+    ],
+    ids=lambda arguments: " ".join(arguments)[:40],
+)
+def test_values_of_the_wrong_kind_or_size_are_refused_at_once(call, tmp_path, arguments):
+    code, _, err = call("run", "podnet", *arguments)
+    assert code == 2
+    assert "Traceback" not in err
+    assert len(err) < 20_000
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.row("G5")
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"{", b"[]", b"\xff\xfe{}", b"null", b'{"experiment": 3}', b'{"a": ' * 100_000, b"\0" * 1000],
+    ids=["missing", "empty", "cut", "list", "not utf-8", "null", "no experiment", "deep", "zeros"],
+)
+def test_a_configuration_that_is_none_is_refused_by_name(tmp_path, content):
+    directory = RunDirectory.create(tmp_path / "run", toy_resolved().config, {})
+    path = directory.path / "config.json"
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(ModelError, match="config"):
+        experiment_of(directory.read_json("config.json"))
+
+
+@pytest.mark.row("G5")
+def test_a_configuration_of_any_size_is_not_read_into_memory(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run", {}, {})
+    os.truncate(directory.path / "config.json", 2**30)
+    with pytest.raises(ModelError, match=r"config\.json.*bytes"):
+        directory.read_json("config.json")
+
+
+@pytest.mark.row("G5")
+def test_of_an_option_given_twice_the_last_counts(call, tmp_path):
+    words = ["run", "finetune", "--scenario", "10", "--set", "epochs=0", "--seed", "1", "--seed", "2"]
+    assert call(*words, "--out", "run")[0] == 0
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert stored["experiment"]["seed"] == 2
+
+
+@pytest.mark.row("G7")
+@pytest.mark.parametrize("order", ["0,1,2", "0,0,1,2,3,4,5,6,7,8", "natural,1", "seed--1", ""])
+def test_class_orders_that_are_none_are_refused(order):
+    with pytest.raises(UsageError, match="class order"):
+        resolve(Experiment("finetune", order=order or ","))

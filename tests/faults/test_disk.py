@@ -1,0 +1,257 @@
+"""Disks that are full, read-only, failing or gone: said with names and numbers; what is stored stays."""
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from ccfa.errors import Notice, ResourceError
+from ccfa.experiments.checkpoint import Checkpoints
+from ccfa.experiments.files import sync, write_atomically
+from ccfa.experiments.rundir import RunDirectory
+from children import in_child, started, wait
+from digests import run_digest
+from dying import checkpoints, die, left_over, start, status, stoppable_run
+from toy_runs import Silent, toy_resolved, toy_run
+
+
+@pytest.fixture
+def mounted(place):
+    """A folder on a small disk of its own, or the reason why there is none."""
+    folder = place / "mount"
+    folder.mkdir()
+    options = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
+    made = subprocess.run(options, capture_output=True, text=True) if shutil.which("mount") else None
+    if made is None or made.returncode:
+        pytest.skip(f"no file system may be mounted here ({made.stderr.strip() if made else 'no mount command'})")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder, left):
+    """Use up the space of a disk but for so many bytes."""
+    free = shutil.disk_usage(folder).free
+    (folder / "filler").write_bytes(b"\0" * max(free - left, 0))
+
+
+@pytest.mark.row("D1")
+def test_a_disk_that_is_full_from_some_stage_on(mounted, undisturbed):
+    path = mounted / "run"
+
+    class Filler(Silent):
+        def on_stage(self, stage, result):
+            fill(mounted, left=0)
+
+    with pytest.raises(ResourceError, match=r"No space left on device"), pytest.warns(Notice):
+        stoppable_run(path, audience=Filler())
+    assert left_over(path) == []
+    (mounted / "filler").unlink()
+    stoppable_run(path)
+    assert run_digest(path) == undisturbed
+
+
+@pytest.mark.row("D1", "D3", "D4")
+@pytest.mark.parametrize(
+    "code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS], ids=errno.errorcode.get
+)
+@pytest.mark.parametrize("step", ["fsync", "rename", "mkdir"])
+def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(place, monkeypatch, step, code):
+    resolved = toy_resolved()
+    weights = resolved.method.backbone(3).state_dict()
+    store = Checkpoints(place / "checkpoints", resolved.config)
+    store.save(weights, {"value": 1})
+
+    def fail(*arguments, **options):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(ResourceError, match=rf"{os.strerror(code)}.*needs [\d,]+ bytes, and [\d,]+ are free") as error:
+        store.save(weights, {"value": 2})
+    assert error.value.exit_code == 5
+    monkeypatch.undo()
+    assert os.listdir(place / "checkpoints") == ["000001"]
+    assert store.load().state["value"] == 1
+
+
+@pytest.mark.row("D4")
+def test_a_failed_flush_is_never_taken_for_a_success(place, monkeypatch):
+    path, failed = place / "file", []
+    write_atomically(path, "old")
+    fsync = os.fsync
+
+    def fail_once(file):
+        if not failed:
+            failed.append(file)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", fail_once)
+    with pytest.raises(ResourceError, match="Input/output error"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+
+
+@pytest.mark.row("D2")
+@pytest.mark.parametrize("name", ["log.txt", "metrics.jsonl"])
+def test_a_log_on_a_full_disk_does_not_stop_the_training(place, name):
+    resolved = toy_resolved()
+    RunDirectory.create(place / "run", resolved.config, {})
+    (place / "run" / name).symlink_to("/dev/full")
+    with pytest.warns(Notice, match=rf"Lines of .*{name} are missing: No space left"):
+        toy_run(place / "run", resolved)
+    assert status(place / "run")["state"] == "finished"
+
+
+@pytest.mark.row("D3")
+def test_a_quota_of_bytes_a_file_ends_a_run_that_can_be_continued(place, undisturbed):
+    def limited():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        stoppable_run(place / "run")
+
+    assert wait(started(limited)) == 5
+    assert left_over(place / "run") == []
+    stoppable_run(place / "run")
+    assert run_digest(place / "run") == undisturbed
+
+
+@pytest.mark.row("D5")
+def test_a_place_that_cannot_be_written_is_refused_before_the_data_is_read(call, mounted, monkeypatch):
+    subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True)
+    read = []
+    monkeypatch.setattr("ccfa.data.load", lambda *arguments, **options: read.append(arguments))
+    began = time.monotonic()
+    code, _, err = call("run", "podnet", "--out", mounted / "run")
+    assert code == 5
+    assert "Read-only file system" in err
+    assert str(mounted / "run") in err
+    assert time.monotonic() - began < 1
+    assert read == []
+
+
+@pytest.mark.row("D5")
+def test_an_out_that_is_a_file_is_refused_before_the_data_is_read(call, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    read = []
+    monkeypatch.setattr("ccfa.data.load", lambda *arguments, **options: read.append(arguments))
+    for out, code in (("file", 2), ("file/run", 5)):
+        assert call("run", "podnet", "--out", out)[0] == code
+    assert read == []
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.row("D6")
+def test_a_disk_that_becomes_read_only(mounted, undisturbed):
+    path = mounted / "run"
+    process = start(path, "step:7:sleep")
+    while not (path / "networks" / "stage-000.safetensors").exists():
+        time.sleep(0.01)
+    done = subprocess.run(["mount", "-o", "remount,ro", str(mounted)], capture_output=True, text=True)
+    if done.returncode:
+        wait(process)
+        pytest.skip(f"this disk cannot be made read-only while it is in use ({done.stderr.strip()})")
+    assert wait(process) == 5
+    subprocess.run(["mount", "-o", "remount,rw", str(mounted)], check=True)
+    stoppable_run(path)
+    assert run_digest(path) == undisturbed
+
+
+@pytest.mark.row("D7")
+def test_too_little_space_for_the_whole_run_is_said_at_its_start(place, monkeypatch):
+    usage = shutil.disk_usage(place)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
+    with pytest.warns(Notice, match=r"needs about [\d,]+ bytes.*[\d,]+ are free"):
+        toy_run(place / "run")
+    monkeypatch.undo()
+
+
+@pytest.mark.row("D8")
+def test_no_file_is_left_open(place):
+    resolved = toy_resolved()
+    store = Checkpoints(place / "checkpoints", resolved.config)
+    weights = resolved.method.backbone(3).state_dict()
+    store.save(weights, {})
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(200):
+        store.save(weights, {})
+    store.load()
+    assert len(os.listdir("/proc/self/fd")) == before
+    toy_run(place / "run")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.row("D8")
+def test_too_few_file_descriptors_are_a_named_error(place, undisturbed):
+    def limited():
+        unused = os.open(os.devnull, os.O_RDONLY)
+        os.close(unused)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (unused, unused))
+        stoppable_run(place / "run")
+
+    assert wait(started(limited)) == 5
+    shutil.rmtree(place / "run", ignore_errors=True)
+    stoppable_run(place / "run")
+    assert run_digest(place / "run") == undisturbed
+
+
+@pytest.mark.row("D9")
+def test_a_run_folder_that_is_removed_is_not_made_again(place):
+    class Remover(Silent):
+        def on_stage(self, stage, result):
+            shutil.rmtree(place / "run")
+
+    def removed():
+        toy_run(place / "run", audience=Remover())
+
+    with pytest.raises(ResourceError, match=str(place / "run")):
+        in_child(removed)
+    assert not (place / "run").exists()
+
+
+@pytest.mark.row("D10")
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.EINVAL], ids=errno.errorcode.get)
+def test_a_file_system_without_locks_is_told_of_and_used(place, undisturbed, monkeypatch, code):
+    def refuse(*arguments):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.warns(Notice, match="no locks"):
+        toy_run(place / "run")
+    assert run_digest(place / "run") == undisturbed
+
+
+@pytest.mark.row("D10")
+def test_a_file_system_that_cannot_flush_folders_is_used(place, monkeypatch):
+    def refuse(file):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    sync(place)
+
+
+@pytest.mark.row("D10")
+def test_a_rename_that_is_refused_is_a_named_error(place, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(ResourceError, match=r"report\.json: .*cross-device"):
+        write_atomically(place / "report.json", "{}")
+    assert left_over(place) == []
+
+
+@pytest.mark.row("D1")
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(1, 60))
+def test_a_full_disk_at_every_write(place, undisturbed, number):
+    code = die(place / "run", f"write:{number}:enospc")
+    assert code in (0, 5)
+    assert left_over(place / "run") == []
+    stoppable_run(place / "run")
+    assert run_digest(place / "run") == undisturbed
+    assert checkpoints(place / "run")

@@ -1,0 +1,189 @@
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ccfa import cli
+from ccfa.errors import ModelError
+from ccfa.experiments import RunDirectory
+from ccfa.reporting import page as page_module
+from ccfa.reporting.page import report_line, write_report
+from synthetic_runs import synthetic_resolved, synthetic_run
+
+NAMES = ["<script>alert(1)</script>", "{{ 7 * 7 }}", "{% include 'x' %}", "n" * 255, "🐟 \"'&", "plain"]
+EVERYTHING = ("environment.json", "status.json", "report.json", "stages.csv", "metrics.jsonl", "predictions",
+              "exemplars", "pictures.npz")  # fmt: skip
+
+DAMAGEABLE = (*EVERYTHING[:5], "predictions/stage-001.npz", "exemplars/stage-002.json", "pictures.npz")
+OTHER_CONFIGS = ({}, {"experiment": None, "resolved": None}, {"experiment": {"method": "podnet", "x": 1}})
+
+
+@pytest.fixture(scope="module")
+def resolved():
+    return synthetic_resolved(NAMES, side=8)
+
+
+@pytest.fixture
+def run(tmp_path, resolved):
+    path = tmp_path / "run"
+    synthetic_run(path, resolved)
+    return path
+
+
+def text(path):
+    return path.read_text(encoding="utf-8")
+
+
+def test_page_shows_the_metrics_of_the_report(run, resolved):
+    page = text(write_report(run, resolved))
+    metrics = RunDirectory(run).report().metrics
+    for name in ("average_incremental_accuracy", "last_accuracy", "forgetting_max_minus_last", "new_class_accuracy"):
+        assert f"<dd>{100 * metrics[name]:.2f}<small> %</small></dd>" in page
+    assert "Finished" in page
+
+
+def test_page_is_self_contained(run, resolved):
+    page = text(write_report(run, resolved))
+    assert set(re.findall(r'(?:src|href|srcset|action)="([^:"]*:)', page)) == {"data:"}
+    assert not re.search(r"https?://|url\(|@import|\bfetch\(|XMLHttpRequest", page)
+    assert "default-src 'none'" in page
+
+
+@pytest.mark.row("O7")
+def test_class_names_are_escaped_everywhere(run, resolved):
+    page = text(write_report(run, resolved))
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "{{ 7 * 7 }}" in page  # as text: not computed
+    assert page.count("<script>") == 1
+    assert "{% include" in page
+
+
+@pytest.mark.row("K8")
+def test_page_is_made_again_byte_for_byte_without_the_data(run, resolved, tmp_path):
+    first = write_report(run, resolved).read_bytes()
+    assert write_report(run).read_bytes() == first
+    copy = tmp_path / "elsewhere" / "run"
+    shutil.copytree(run, copy)
+    assert write_report(copy).read_bytes() == first
+
+
+def test_every_figure_has_a_sentence_a_label_and_a_table(run, resolved):
+    page = text(write_report(run, resolved))
+    figures = re.findall(r"<figure.*?</figure>", page, re.DOTALL)
+    assert len(figures) == 11
+    for figure in figures:
+        assert re.search(r"<figcaption><h3>[^<]+</h3><p>[^<]{20,}</p>", figure)
+        assert re.search(r'<svg class="chart"[^>]* aria-label="[^"]{15,}"', figure)
+        assert "<table" in figure
+
+
+@pytest.mark.parametrize("missing", EVERYTHING)
+def test_whatever_is_missing_becomes_a_note(run, resolved, missing):
+    write_report(run, resolved)
+    path = run / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    page = text(write_report(run))
+    assert 'class="note"' in page or missing == "environment.json"
+    assert "How to repeat it" in page
+
+
+@pytest.mark.parametrize("damaged", DAMAGEABLE)
+@pytest.mark.parametrize("content", [b"", b"\x80\x04K\x01.", b"[1, 2", b"\xff\xfe\x00 nonsense,,,\n1"])
+def test_whatever_is_damaged_becomes_a_note(run, resolved, damaged, content):
+    write_report(run, resolved)
+    (run / damaged).write_bytes(content)
+    assert "How to repeat it" in text(write_report(run))
+
+
+def test_directory_without_a_configuration_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"config\.json"):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize("config", OTHER_CONFIGS)
+def test_configuration_of_another_version_gives_notes(run, resolved, config):
+    (run / "config.json").write_text(json.dumps(config))
+    assert 'class="note"' in text(write_report(run))
+
+
+def test_unfinished_run_says_how_far_it_came(tmp_path, resolved):
+    path = tmp_path / "run"
+    synthetic_run(path, resolved, num_done=1, state="interrupted")
+    page = text(write_report(path, resolved))
+    assert "Interrupted: 1 of 3 stages" in page
+    assert "at least two stages" in page
+
+
+def test_resumed_run_says_so(run, resolved):
+    directory = RunDirectory(run)
+    times = [{"checkpoint": 3, "differences": {"torch": ["2.12", "2.13"]}}] * 2
+    directory.write_json("environment.json", {**directory.read_json("environment.json"), "resumed": times})
+    assert "Finished, resumed 2 times in other surroundings" in text(write_report(run, resolved))
+
+
+def test_one_class_alone_has_a_page(tmp_path):
+    alone = synthetic_resolved(["only"], increment=1)
+    path = tmp_path / "run"
+    synthetic_run(path, alone)
+    assert "1 class in 1 stage " in text(write_report(path, alone))
+
+
+def test_more_classes_than_cells_are_shown_by_stage(tmp_path):
+    many = synthetic_resolved([f"class {number}" for number in range(300)], increment=100, side=8)
+    path = tmp_path / "run"
+    synthetic_run(path, many)
+    page = write_report(path, many)
+    assert "true stage, as learned" in text(page)
+    assert page.stat().st_size < 5_000_000
+
+
+@pytest.mark.row("D2")
+def test_failure_to_write_the_page_is_a_note(run, resolved, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(page_module, "write_atomically", full)
+    line = report_line(run, resolved)
+    assert line.startswith("note: the report page was not written")
+    assert "No space left on device" in line
+    assert f"ccfa report {run}" in line
+
+
+def test_command_writes_pages_again(run, resolved, monkeypatch, capsys):
+    first = write_report(run, resolved).read_bytes()
+    (run / "report.html").unlink()
+    monkeypatch.setattr(sys, "argv", ["ccfa", "report", str(run)])
+    cli.main()
+    assert capsys.readouterr().out.strip() == f"Report: {run / 'report.html'}"
+    assert (run / "report.html").read_bytes() == first
+
+
+@pytest.mark.slow
+def test_commands_shown_repeat_the_run(tmp_path, monkeypatch, capsys):
+    first = tmp_path / "runs" / "first run"
+    monkeypatch.chdir(tmp_path)
+    options = ["--scenario", "4,6", "--memory", "3", "--seed", "5", "--set", "epochs=1"]
+    monkeypatch.setattr(sys, "argv", ["ccfa", "run", "icarl", *options, "--out", str(first)])
+    cli.main()
+    assert f"Report: {first / 'report.html'}" in capsys.readouterr().out.replace("\n", "")
+    command, python = re.findall(r"<pre>(.*?)</pre>", text(first / "report.html"), re.DOTALL)[:2]
+    unescaped = command.replace("&#39;", "'")
+    source = {"PYTHONPATH": str(Path(cli.__file__).parents[1]), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    bash = f'ccfa() {{ "{sys.executable}" -m ccfa.cli "$@"; }}; {unescaped}'
+    subprocess.run(["bash", "-c", bash], check=True, cwd=tmp_path, env=source, capture_output=True, timeout=100)
+    again = RunDirectory(tmp_path / "runs" / "first run-again").report()
+    expected = RunDirectory(first).report()
+    assert again.overall == expected.overall
+    assert again.config == expected.config
+    script = python.replace("&#39;", "'").replace("&#34;", '"')
+    shown = subprocess.run(
+        [sys.executable, "-c", script], check=True, env=source, capture_output=True, timeout=100, text=True
+    ).stdout
+    printed = [float(line.split()[1]) for line in shown.splitlines()]
+    np.testing.assert_allclose(printed, expected.own_overall, atol=1e-12)

@@ -1,0 +1,51 @@
+"""Whole runs of tiny methods on tiny images, in a run directory."""
+
+from pathlib import Path
+
+import torch
+
+from ccfa.evaluation import Report
+from ccfa.experiments import Experiment, RunDirectory, run
+from ccfa.experiments.environment import environment
+from ccfa.experiments.experiment import Resolved
+from ccfa.learning.acceleration import Acceleration
+from toys import STAGES, plugged, tiny, toy_images
+
+CPU = torch.device("cpu")
+
+
+class Silent:
+    """An audience that counts what it is told."""
+
+    def __init__(self) -> None:
+        self.num_batches = 0
+        self.stages: list[int] = []
+
+    def on_batch(self, progress, losses):
+        self.num_batches += 1
+
+    def on_epoch(self, progress, losses, lr, seconds):
+        pass
+
+    def on_stage(self, stage, result):
+        self.stages.append(stage.index)
+
+
+def toy_resolved(name: str = "podnet", seed: int = 0, **options) -> Resolved:
+    """A toy experiment with its data and its method at hand."""
+    method = tiny(name, **options)
+    method = method if method.no_old_head else plugged(method, "ccfa")
+    order = tuple(range(6))
+    return Resolved(Experiment(name, seed=seed), method, toy_images(), toy_images(seed=1), STAGES, "", order, ())
+
+
+def directory_of(path: Path, resolved: Resolved) -> RunDirectory:
+    """The run directory of an experiment, new or to be continued."""
+    surroundings = environment(CPU, Acceleration())
+    return RunDirectory.create_or_continue(path, resolved.config, surroundings)
+
+
+def toy_run(path: Path, resolved: Resolved | None = None, audience=None, **options) -> Report:
+    """Run a toy experiment in a directory, or go on running it."""
+    resolved = resolved or toy_resolved()
+    return run(resolved, directory_of(path, resolved), audience or Silent(), CPU, **options)
