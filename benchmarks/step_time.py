@@ -74,16 +74,6 @@ def milliseconds(phases: list[PreparedPhase], num_steps: int, device: torch.devi
     return (time.perf_counter() - began) / num_steps * 1e3
 
 
-def kernels(phase: PreparedPhase, device: torch.device) -> int | None:
-    """How many kernels one step launches."""
-    if device.type != "cuda":
-        return None
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        run_steps(phase, 1, device)
-    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
-
-
 KINDS = {  # the first whose part a kernel's name has
     "attack": ("_attack",),
     "balanced targets": ("_solve",),
@@ -217,7 +207,8 @@ def measured(
     phase = prepare(fast, device)
     accelerated = milliseconds([phase], steps, device)
     memory = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
-    return {"eager_ms": eager, "ms": accelerated, "kernels": kernels(phase, device), "peak_mib": memory}
+    num_kernels = round(sum(row[2] for row in kernel_profile(phase, 5, device))) if device.type == "cuda" else None
+    return {"eager_ms": eager, "ms": accelerated, "kernels": num_kernels, "peak_mib": memory}
 
 
 def print_row(name: str, row: dict[str, float | int | None], batch: int) -> None:
