@@ -90,7 +90,7 @@ class Acceleration:
             torch.backends.cudnn.allow_tf32 = self.precision != "float32"
             torch.backends.cudnn.benchmark = True  # every batch has the same shape
         rates_can_change = all(isinstance(group["lr"], Tensor) for group in optimiser.param_groups)
-        if self.graph and rates_can_change:
+        if self.graph and batch.is_cuda and rates_can_change:
             return _captured(step, batch, network, optimiser, generator)
         return step
 

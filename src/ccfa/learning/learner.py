@@ -158,15 +158,15 @@ class Learner:
         """The class of each uint8 image, by the nearest mean of exemplars (iCaRL's rule)."""
         if not len(self.memory):
             raise UsageError(f"{self.method.name} keeps no exemplars, so there are no class means.")
-        means = torch.stack([self._class_mean(rows) for rows in self.memory.classes])
         embeddings = F.normalize(self._embed(images))
-        return torch.cdist(embeddings, means).argmin(dim=1)
+        return torch.cdist(embeddings, self._class_means()).argmin(dim=1)
 
-    def _class_mean(self, rows: Tensor) -> Tensor:
-        """The mean direction of a class's exemplars and, where flipping keeps the class, of their mirror images."""
+    def _class_means(self) -> Tensor:
+        """The mean direction of each class's exemplars and, where flipping keeps the class, of their mirror images."""
+        kept, sizes = joined(self.memory.classes, self.device), [len(rows) for rows in self.memory.classes]
         flips = (False, True) if self.method.transforms.flip else (False,)
-        views = torch.cat([F.normalize(self.embeddings(rows, flip)) for flip in flips])
-        return F.normalize(views.mean(dim=0), dim=0)
+        views = [F.normalize(self.embeddings(kept, flip)).split(sizes) for flip in flips]
+        return torch.stack([F.normalize(torch.cat(parts).mean(dim=0), dim=0) for parts in zip(*views, strict=True)])
 
     def embeddings(self, rows: Tensor, flip: bool = False) -> Tensor:
         """Embeddings of training images, in evaluation mode with the test transform."""
