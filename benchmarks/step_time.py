@@ -74,14 +74,44 @@ def milliseconds(phases: list[PreparedPhase], num_steps: int, device: torch.devi
     return (time.perf_counter() - began) / num_steps * 1e3
 
 
-def kernels(phase: PreparedPhase, device: torch.device) -> int | None:
-    """How many kernels one step launches."""
-    if device.type != "cuda":
-        return None
+KINDS = {  # the first whose part a kernel's name has
+    "attack": ("_attack",),
+    "balanced targets": ("_solve",),
+    "reduction (batch norm, losses)": ("triton_red", "triton_per", "reduce_kernel"),
+    "element-wise, fused": ("triton_poi", "triton_for"),
+    "convolution and product": ("conv", "_correlate", "cudnn", "gemm", "cutlass", "nvjet", "cublas"),
+    "optimiser and clipping": ("multi_tensor",),
+    "random numbers": ("distribution", "philox"),
+    "copy": ("memcpy", "memset", "copy"),
+}
+
+
+def kernel_profile(phase: PreparedPhase, num_steps: int, device: torch.device) -> list[tuple[str, str, float, float]]:
+    """(kind, kernel, launches a step, microseconds a step), the longest first."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
-        run_steps(phase, 1, device)
-    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+        run_steps(phase, num_steps, device)
+    found: dict[str, list[float]] = {}
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            found.setdefault(event.name, []).append(event.device_time)
+    rows = [(_kind(name), name, len(times) / num_steps, sum(times) / num_steps) for name, times in found.items()]
+    return sorted(rows, key=lambda row: -row[3])
+
+
+def _kind(name: str) -> str:
+    matching = (kind for kind, parts in KINDS.items() if any(part in name.lower() for part in parts))
+    return next(matching, "other")
+
+
+def print_profile(title: str, rows: list[tuple[str, str, float, float]], num_longest: int) -> None:
+    """The time of each kind of kernel, then the longest kernels."""
+    print(f"{title}: {sum(row[2] for row in rows):.0f} kernels, {sum(row[3] for row in rows) / 1e3:.2f} ms busy a step")
+    for kind in dict.fromkeys(row[0] for row in rows):
+        alike = [row for row in rows if row[0] == kind]
+        print(f"  {kind:32}{sum(row[2] for row in alike):>7.0f} kernels{sum(row[3] for row in alike):>9.0f} us")
+    for kind, name, launches, microseconds in rows[:num_longest]:
+        print(f"    {microseconds:>7.0f} us{launches:>6.0f} x  [{kind}] {name[:110]}")
 
 
 def pil_loader_milliseconds(images: ImageSet, batch_size: int) -> float:
@@ -112,6 +142,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--resnet18", action="store_true", help="also ResNet-18 at 224 pixels")
     parser.add_argument("--json", type=Path, default=None, help="write the figures there too")
+    parser.add_argument("--profile", type=int, metavar="N", help="on a GPU: kernels by kind, and the N longest")
     arguments = parser.parse_args()
     device = pick_device(arguments.device)
     on_gpu = device.type == "cuda"
@@ -137,6 +168,11 @@ def main() -> None:
         row = measured(partial(prepared, method, images, stage), fast, steps, device)
         figures[name] = row
         print_row(name, row, batch)
+    if arguments.profile is not None and on_gpu:
+        for name, (method, stage) in variants.items():
+            print_profile(
+                name, kernel_profile(prepared(method, images, stage, fast, device), 5, device), arguments.profile
+            )
     for count in arguments.at_once if on_gpu else []:
         for name in ("later stage + CCFA", "later stage + CCFA balanced-10"):
             method, stage = variants[name]
@@ -171,7 +207,8 @@ def measured(
     phase = prepare(fast, device)
     accelerated = milliseconds([phase], steps, device)
     memory = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
-    return {"eager_ms": eager, "ms": accelerated, "kernels": kernels(phase, device), "peak_mib": memory}
+    num_kernels = round(sum(row[2] for row in kernel_profile(phase, 5, device))) if device.type == "cuda" else None
+    return {"eager_ms": eager, "ms": accelerated, "kernels": num_kernels, "peak_mib": memory}
 
 
 def print_row(name: str, row: dict[str, float | int | None], batch: int) -> None:

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from ccfa.augmentation import CCFA
 from ccfa.data import ImageSet, Stage, Transforms, load_digits_images, split
+from ccfa.data.transforms import Draws
 from ccfa.learning import Learner
 from ccfa.methods import METHODS, Budget, Method, Phase, with_memory
 from ccfa.methods.parts import balanced_exemplars
@@ -35,9 +36,9 @@ CCFA_FIXED = CCFA(count=2, steps=5, step_size=(2 / 255, 5 / 255))
 class InDouble(Transforms):
     """Transforms whose images come in double precision."""
 
-    def train(self, images: Tensor, generator: Generator) -> Tensor:
+    def drawn(self, images: Tensor, draws: Draws) -> Tensor:
         """Images as they are learned from."""
-        return super().train(images, generator).double()
+        return super().drawn(images, draws).double()
 
     def test(self, images: Tensor) -> Tensor:
         """Images as they are predicted."""

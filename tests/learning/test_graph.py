@@ -1,5 +1,7 @@
 """A captured step is the step itself: the same losses, from the same start, with the same random numbers."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -45,6 +47,31 @@ def test_capturing_leaves_the_network_as_it_was():
     prepare_phase(learner, learner.method.phases(STAGES[1])[0], 0)
     after = learner.network.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+class NoAcceleration:
+    """The step written out: nothing fused, nothing aside, nothing captured."""
+
+    def __init__(self):
+        self.fused = lambda function: function
+        self.aside = lambda device: nullcontext(lambda: None)
+        self.prepare = lambda step, *others: step
+        self.features = lambda backbone, images, mixing=None: backbone(images, mixing)
+        self.place = lambda network, device: network
+
+
+@pytest.mark.parametrize("augmentation", ["nothing", "ccfa"])
+@pytest.mark.parametrize("name", ["podnet", "icarl", "afc"])
+def test_on_a_cpu_the_accelerated_step_is_the_written_out_one_bit_for_bit(name, augmentation):
+    def trace(acceleration):
+        recorder = Recorder()
+        method = plugged(tiny(name), augmentation)
+        learner = Learner(method, toy_images(), observer=recorder, acceleration=acceleration)
+        for stage in STAGES[:2]:
+            learner.learn(stage)
+        return [losses for _, losses in recorder.batches]
+
+    assert trace(Acceleration.for_device(CPU)) == trace(Acceleration(graph=True)) == trace(NoAcceleration())
 
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])

@@ -62,7 +62,7 @@ def test_the_correction_acts_on_the_newest_classes_and_growing_drops_it():
 
 
 def test_loss_is_the_weighted_sum_with_a_corrected_teacher(monkeypatch):
-    monkeypatch.setattr("ccfa.data.Transforms.train", lambda self, images, generator: self.test(images))
+    monkeypatch.setattr("ccfa.data.Transforms.drawn", lambda self, images, draws: self.test(images))
     stage = STAGES[2]  # the previous head has old classes, new classes and a correction
     learner = begun(tiny("bic"), stage)
     learner.network.eval()
@@ -86,7 +86,7 @@ def test_loss_is_the_weighted_sum_with_a_corrected_teacher(monkeypatch):
 
 
 def test_the_correction_phase_trains_two_numbers_with_the_plain_cross_entropy(monkeypatch):
-    monkeypatch.setattr("ccfa.data.Transforms.train", lambda self, images, generator: self.test(images))
+    monkeypatch.setattr("ccfa.data.Transforms.drawn", lambda self, images, draws: self.test(images))
     recorder = Recorder()
     learner = begun(tiny("bic"), STAGES[1], observer=recorder)
     before = {key: value.clone() for key, value in learner.network.state_dict().items()}

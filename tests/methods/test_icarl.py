@@ -40,7 +40,7 @@ def term_of(head, previous_head, embedding, previous, samples, share=1.0):
         features[1],
         torch.Generator(),
         samples,
-        torch.tensor(share),
+        lambda: torch.tensor(share),
     )
     return SigmoidDistillation()(step)
 

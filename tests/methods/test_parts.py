@@ -156,7 +156,7 @@ def random_step(stage: Stage) -> Step:
 
     labels, current = torch.tensor([0, 1, 2, 3]), features()
     samples = Samples.of(current.embedding, labels)
-    return Step(stage, labels, head, current, head, features(), torch.Generator(), samples, torch.tensor(1.0))
+    return Step(stage, labels, head, current, head, features(), torch.Generator(), samples, lambda: torch.tensor(1.0))
 
 
 def test_embedding_distillation():

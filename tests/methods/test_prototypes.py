@@ -36,7 +36,7 @@ def step_of(learner: Learner, seed: int = 0) -> Step:
     generator = torch.Generator().manual_seed(seed)
     labels, head = torch.tensor([4, 5, 4, 5]), learner.network.head
     samples = Samples.of(features.embedding, labels)
-    return Step(learner.stage, labels, head, features, head, features, generator, samples, torch.tensor(1.0))
+    return Step(learner.stage, labels, head, features, head, features, generator, samples, lambda: torch.tensor(1.0))
 
 
 @pytest.mark.parametrize("name", ["il2a", "pass"])

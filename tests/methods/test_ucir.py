@@ -55,7 +55,7 @@ def step_of(stage: Stage):
 
 
 def test_losses_are_sums_of_batch_means(monkeypatch):
-    monkeypatch.setattr("ccfa.data.Transforms.train", lambda self, images, generator: self.test(images))
+    monkeypatch.setattr("ccfa.data.Transforms.drawn", lambda self, images, draws: self.test(images))
     learner, labels, embedding, previous, losses = step_of(STAGES[1])
     weights = learner.network.head.weights.detach().double().numpy()
     cosines = np.array([[reference.cosine(row, weight) for weight in weights] for row in embedding])
@@ -75,7 +75,7 @@ def test_losses_are_sums_of_batch_means(monkeypatch):
 
 
 def test_a_single_new_class_is_its_own_hardest_negative(monkeypatch):
-    monkeypatch.setattr("ccfa.data.Transforms.train", lambda self, images, generator: self.test(images))
+    monkeypatch.setattr("ccfa.data.Transforms.drawn", lambda self, images, draws: self.test(images))
     _, _, _, _, losses = step_of(Stage(1, 2, 3))
     assert losses["margin-ranking"].isfinite()
     assert losses["margin-ranking"] > 0

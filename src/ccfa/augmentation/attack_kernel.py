@@ -73,7 +73,7 @@ def _scores(
     s = slope * tl.dot(unit, tl.trans(tile), input_precision="tf32x3") + shift
     s = tl.reshape(s, [ROWS, CLASSES, PROXIES])
     real = (tl.arange(0, PROXIES) < NUM_PROXIES)[None, None, :]
-    powers = tl.where(real, tl.exp(s - tl.max(tl.where(real, s, -1e30), axis=2)[:, :, None]), 0.0)
+    powers = tl.where(real, tl.exp(s), 0.0)  # s is from -4 to 1: nothing can overflow
     weights = powers / tl.sum(powers, axis=2)[:, :, None]
     y = tl.sum(weights * s, axis=2)
     inner = weights * (1.0 + s - y[:, :, None])
@@ -92,7 +92,7 @@ def _logit_gradient(
     tile = tl.load(directions + columns[:, :, None] * DIM + tl.arange(0, DIM)[None, None, :])
     s = slope * tl.sum(unit[:, None, :] * tile, axis=2) + shift
     real = (proxies < NUM_PROXIES)[None, :]
-    powers = tl.where(real, tl.exp(s - tl.max(tl.where(real, s, -1e30), axis=1)[:, None]), 0.0)
+    powers = tl.where(real, tl.exp(s), 0.0)
     weights = powers / tl.sum(powers, axis=1)[:, None]
     inner = weights * (1.0 + s - tl.sum(weights * s, axis=1)[:, None])
     return tl.sum(inner[:, :, None] * tile, axis=1)
@@ -125,8 +125,8 @@ def _attack(
                 unit, directions, first, num_classes, scale, slope, shift, DIM, NUM_PROXIES, PROXIES, CLASSES, ROWS
             )
             is_target = classes[None, :] == target[:, None]
-            peak = tl.max(logits, axis=1)
-            best = tl.where(peak > largest, first + tl.argmax(logits, axis=1), best)
+            peak, place = tl.max(logits, axis=1, return_indices=True)
+            best = tl.where(peak > largest, first + place, best)
             updated = tl.maximum(largest, peak)
             powers = tl.exp(logits - updated[:, None])
             if CRITERION != 0:
@@ -135,7 +135,8 @@ def _attack(
             fading = tl.exp(largest - updated)
             total = total * fading + tl.sum(powers, axis=1)
             gradient = gradient * fading[:, None] + tl.dot(by_proxy, tile, input_precision="tf32x3")
-            own += tl.sum(tl.where(is_target, logits, 0.0), axis=1)
+            if CRITERION == 2:
+                own += tl.sum(tl.where(is_target, logits, 0.0), axis=1)
             largest = updated
         if CRITERION == 1:  # the largest logit stands in the denominator once more, for the target
             total += 1.0
@@ -157,7 +158,7 @@ def _attack(
         _tile, _classes, logits, _inner = _scores(
             unit, directions, first, num_classes, scale, slope, shift, DIM, NUM_PROXIES, PROXIES, CLASSES, ROWS
         )
-        peak = tl.max(logits, axis=1)
-        best = tl.where(peak > largest, first + tl.argmax(logits, axis=1), best)
+        peak, place = tl.max(logits, axis=1, return_indices=True)
+        best = tl.where(peak > largest, first + place, best)
         largest = tl.maximum(largest, peak)
     tl.store(labels + rows, best.to(tl.int64), mask=inside)

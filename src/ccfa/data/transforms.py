@@ -1,13 +1,18 @@
 """Image transforms as batched functions of uint8 [B, C, H, W] tensors; shapes never depend on data."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ccfa.errors import UsageError
+
+Fused = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
+"""What makes a faster function of a function of tensors."""
 
 
 def crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
@@ -32,22 +37,12 @@ def brighten(images: Tensor, factors: Tensor) -> Tensor:
     return (images * factors[:, None, None, None]).clamp_(0, 255).to(torch.uint8)
 
 
-def random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
-    """The images shifted by up to `padding` pixels each way, every shift equally likely, zeros outside."""
-    shape = (len(images), 2)
-    offsets = torch.randint(2 * padding + 1, shape, generator=generator, device=images.device)
-    return crop(images, padding, offsets)
+class Draws(NamedTuple):
+    """What chance decided for each image of a batch; None where a transform is off."""
 
-
-def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
-    """The images, each mirrored left to right with probability 1/2."""
-    return flip(images, torch.rand(len(images), generator=generator, device=images.device) < 0.5)
-
-
-def jitter_brightness(images: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """The images, each multiplied by its own factor, uniform in [1 - strength, 1 + strength]."""
-    uniform = torch.rand(len(images), generator=generator, device=images.device)
-    return brighten(images, 1 + strength * (2 * uniform - 1))
+    offsets: Tensor | None = None  # [B, 2]: of the crop's window, every one equally likely
+    flips: Tensor | None = None  # bool [B]: with probability 1/2
+    factors: Tensor | None = None  # [B]: of brightness, uniform in [1 - strength, 1 + strength]
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
@@ -85,15 +80,31 @@ class Transforms:
         if not 0 <= self.brightness <= 1:
             raise UsageError(f"The brightness strength must be from 0 to 1, got {self.brightness}.")
 
-    def train(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Images as they are learned from: cropped, flipped, jittered (where on) and normalised."""
+    def draw(self, num: int, generator: torch.Generator) -> Draws:
+        """The chances of so many images."""
+        offsets = flips = factors = None
         if self.padding:
-            images = random_crop(images, self.padding, generator)
+            offsets = torch.randint(2 * self.padding + 1, (num, 2), generator=generator, device=generator.device)
         if self.flip:
-            images = random_flip(images, generator)
+            flips = torch.rand(num, generator=generator, device=generator.device) < 0.5
         if self.brightness:
-            images = jitter_brightness(images, self.brightness, generator)
+            uniform = torch.rand(num, generator=generator, device=generator.device)
+            factors = 1 + self.brightness * (2 * uniform - 1)
+        return Draws(offsets, flips, factors)
+
+    def drawn(self, images: Tensor, draws: Draws) -> Tensor:
+        """The images as chance decided: cropped, flipped, jittered (where on) and normalised."""
+        if draws.offsets is not None:
+            images = crop(images, self.padding, draws.offsets)
+        if draws.flips is not None:
+            images = flip(images, draws.flips)
+        if draws.factors is not None:
+            images = brighten(images, draws.factors)
         return normalise(images, self.mean, self.std)
+
+    def train(self, images: Tensor, generator: torch.Generator, fused: Fused = lambda function: function) -> Tensor:
+        """Images as they are learned from; `fused` may turn the work after the draws into few kernels."""
+        return fused(self.drawn)(images, self.draw(len(images), generator))
 
     def test(self, images: Tensor) -> Tensor:
         """Images as they are predicted: normalised only."""

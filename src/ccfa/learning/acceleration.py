@@ -67,6 +67,19 @@ class Acceleration:
         """A function of tensors as few kernels, where compilation is on."""
         return _compiled(function) if self.compile else function
 
+    @contextmanager
+    def aside(self, device: torch.device) -> Iterator[Callable[[], None]]:
+        """Work beside the rest of the step, until the rest calls what this gives: branches of one graph."""
+        if not self.graph or device.type != "cuda":
+            yield _go_on
+            return
+        main = torch.cuda.current_stream(device)
+        side, done = _side_stream(main), torch.cuda.Event()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            yield lambda: main.wait_event(done)
+            done.record(side)
+
     def prepare(
         self, step: StepFunction, batch: Tensor, network: nn.Module, optimiser: optim.Optimizer, generator: Generator
     ) -> StepFunction:
@@ -77,7 +90,7 @@ class Acceleration:
             torch.backends.cudnn.allow_tf32 = self.precision != "float32"
             torch.backends.cudnn.benchmark = True  # every batch has the same shape
         rates_can_change = all(isinstance(group["lr"], Tensor) for group in optimiser.param_groups)
-        if self.graph and rates_can_change:
+        if self.graph and batch.is_cuda and rates_can_change:
             return _captured(step, batch, network, optimiser, generator)
         return step
 
@@ -85,6 +98,16 @@ class Acceleration:
 def _forward(backbone: Backbone, images: Tensor, mixing: MapMixing | None) -> Features:
     features: Features = backbone(images) if mixing is None else backbone(images, mixing)
     return features
+
+
+def _go_on() -> None:
+    """Nothing was put aside."""
+
+
+@functools.cache
+def _side_stream(main: torch.cuda.Stream) -> torch.cuda.Stream:
+    """The one stream beside another. Its memory is safe to reuse: each branch starts by waiting for the main one."""
+    return torch.cuda.Stream(main.device)
 
 
 @functools.cache
@@ -122,12 +145,23 @@ def _captured(
         with torch.enable_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             losses = step(rows)
 
-    def replay(batch: Tensor) -> Losses:
-        rows.copy_(batch)
-        graph.replay()
-        return losses
+    return CapturedStep(graph, rows, losses, step)
 
-    return replay
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A step recorded as a graph; it keeps the step alive, whose memory the graph reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    rows: Tensor
+    losses: Losses
+    step: StepFunction
+
+    def __call__(self, batch: Tensor) -> Losses:
+        """The step on another batch; its losses are overwritten by the next."""
+        self.rows.copy_(batch)
+        self.graph.replay()
+        return self.losses
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from ccfa.learning.optimisation import optimise
 from ccfa.learning.position import InterruptedPhase, PhaseAtWork
 from ccfa.learning.progress import Observer, Unobserved
 from ccfa.methods import Method, Phase, Step
-from ccfa.models import Network
+from ccfa.models import Features, Network
 
 EVALUATION_BATCH = 500
 
@@ -105,31 +105,54 @@ class Learner:
 
     def losses(self, rows: Tensor, phase: Phase, generator: Generator) -> dict[str, Tensor]:
         """One step's losses: L_cls on real and augmented samples, L_dist on real features, and their sum."""
-        method, head = self.method, self.network.head
-        mixed = MixedImages.of(method.transforms.train(self.train.images[rows], generator), self.train.labels[rows])
-        mix = method.image_augmentation
-        if mix and phase.name in mix.phases and (mix.in_first_stage or self.previous):
-            mixed = mix(mixed.images, mixed.labels[:, 0], self.stage, generator)
+        method, head, aside = self.method, self.network.head, self.acceleration.aside
+        mixed = self._mixed_images(rows, phase, generator)
+        with aside(self.device) as previous_ready:
+            previous_features = self._previous_features(mixed, phase)
         features = self.acceleration.features(self.network.backbone, mixed.images, mixed.mixing)
-
         batch = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)
-        samples, additional = batch.parted(len(rows))  # mixed classes and rotations are no sources of features
-        old_head = self.previous.head if self.previous else None
-        for augmentation in method.feature_augmentations:
-            if phase.name in augmentation.phases:
-                samples = augmentation(samples, head, old_head, method.criterion, generator)
-        samples = samples.joined(additional)
-        weight = method.classification_weight(self.stage) if phase.use_terms else 1.0
-        losses = {"classification": weight * classification_loss(samples, head, method.criterion)}
+        with aside(self.device) as samples_ready:
+            samples = self._augmented(batch, len(rows), phase, generator)
 
-        if self.previous and self.terms and phase.use_terms:
-            with torch.no_grad():
-                previous_features = self.acceleration.features(self.previous.backbone, mixed.images, mixed.mixing)
-            share, old = batch.weights.sum() / samples.weights.sum(), (self.previous.head, previous_features)
+        def share() -> Tensor:
+            samples_ready()
+            return batch.weights.sum() / samples.weights.sum()
+
+        penalties: dict[str, Tensor] = {}
+        if self.previous and previous_features:
+            previous_ready()
+            old = (self.previous.head, previous_features)
             step = Step(self.stage, mixed.labels[:, 0], head, features, *old, generator, batch, share)
-            losses |= {term.name: term(step) for term in self.terms}
+            penalties = {term.name: term(step) for term in self.terms}
+        samples_ready()
+        weight = method.classification_weight(self.stage) if phase.use_terms else 1.0
+        losses = {"classification": weight * classification_loss(samples, head, method.criterion), **penalties}
         losses["loss"] = torch.stack(list(losses.values())).sum()
         return losses
+
+    def _mixed_images(self, rows: Tensor, phase: Phase, generator: Generator) -> MixedImages:
+        """The batch's images under the training transform, mixed where the method mixes."""
+        method, mix = self.method, self.method.image_augmentation
+        images = method.transforms.train(self.train.images[rows], generator, self.acceleration.fused)
+        if mix and phase.name in mix.phases and (mix.in_first_stage or self.previous):
+            return mix(images, self.train.labels[rows], self.stage, generator)
+        return MixedImages.of(images, self.train.labels[rows])
+
+    @torch.no_grad()
+    def _previous_features(self, mixed: MixedImages, phase: Phase) -> Features | None:
+        """How the previous network sees the batch, where a term asks."""
+        if not (self.previous and self.terms and phase.use_terms):
+            return None
+        return self.acceleration.features(self.previous.backbone, mixed.images, mixed.mixing)
+
+    def _augmented(self, batch: Samples, num_rows: int, phase: Phase, generator: Generator) -> Samples:
+        """The samples of L_cls; mixed classes and rotations beyond the batch's own rows are no sources of features."""
+        samples, additional = batch.parted(num_rows)
+        old_head = self.previous.head if self.previous else None
+        for augmentation in self.method.feature_augmentations:
+            if phase.name in augmentation.phases:
+                samples = augmentation(samples, self.network.head, old_head, self.method.criterion, generator)
+        return samples.joined(additional)
 
     def predict(self, images: Tensor) -> Tensor:
         """The class of each uint8 image, as the method predicts."""
@@ -145,15 +168,15 @@ class Learner:
         """The class of each uint8 image, by the nearest mean of exemplars (iCaRL's rule)."""
         if not len(self.memory):
             raise UsageError(f"{self.method.name} keeps no exemplars, so there are no class means.")
-        means = torch.stack([self._class_mean(rows) for rows in self.memory.classes])
         embeddings = F.normalize(self._embed(images))
-        return torch.cdist(embeddings, means).argmin(dim=1)
+        return torch.cdist(embeddings, self._class_means()).argmin(dim=1)
 
-    def _class_mean(self, rows: Tensor) -> Tensor:
-        """The mean direction of a class's exemplars and, where flipping keeps the class, of their mirror images."""
+    def _class_means(self) -> Tensor:
+        """The mean direction of each class's exemplars and, where flipping keeps the class, of their mirror images."""
+        kept, sizes = joined(self.memory.classes, self.device), [len(rows) for rows in self.memory.classes]
         flips = (False, True) if self.method.transforms.flip else (False,)
-        views = torch.cat([F.normalize(self.embeddings(rows, flip)) for flip in flips])
-        return F.normalize(views.mean(dim=0), dim=0)
+        views = [F.normalize(self.embeddings(kept, flip)).split(sizes) for flip in flips]
+        return torch.stack([F.normalize(torch.cat(parts).mean(dim=0), dim=0) for parts in zip(*views, strict=True)])
 
     def embeddings(self, rows: Tensor, flip: bool = False) -> Tensor:
         """Embeddings of training images, in evaluation mode with the test transform."""

@@ -69,5 +69,5 @@ class SigmoidDistillation(Term):
         previous = step.previous_head(step.previous_head.embed(step.previous_features.embedding))
         is_label = samples.labels[:, :, None] == torch.arange(num_old, device=logits.device)
         targets = (samples.weights[:, :, None] * is_label).sum(dim=1)  # (B, old): shares where images were mixed
-        losses = sigmoids_for_labels(previous, logits, targets, step.share)
+        losses = sigmoids_for_labels(previous, logits, targets, step.share())
         return losses.mean() / step.head.num_classes

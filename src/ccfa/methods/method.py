@@ -24,7 +24,7 @@ class Step(NamedTuple):
     previous_features: Features
     generator: Generator
     samples: Samples  # the batch in the head's space, as L_cls has it before feature augmentation
-    share: Tensor  # (): of these samples in L_cls; 1 unless there are augmented ones
+    share: Callable[[], Tensor]  # (): of these samples in L_cls; 1 unless there are augmented ones, which it waits for
 
 
 class LearnerView(Protocol):

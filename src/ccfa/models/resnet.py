@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from ccfa.errors import choose
 from ccfa.models.backbone import Backbone
+from ccfa.models.convolution import Conv3x3, normalised
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class Block(nn.Module):
 
     def __init__(self, channels: int, out: int, stride: int, shortcut: str, relu: bool) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
+        self.conv1 = Conv3x3(channels, out, stride)
         self.norm1 = nn.BatchNorm2d(out)
-        self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
+        self.conv2 = Conv3x3(out, out)
         self.norm2 = nn.BatchNorm2d(out)
         self.relu = relu
         self.shortcut: nn.Module
@@ -62,7 +63,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's map."""
-        residual = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        residual = normalised(self.conv2, self.norm2, F.relu(normalised(self.conv1, self.norm1, x)))
         total: Tensor = self.shortcut(x) + residual
         return F.relu(total) if self.relu else total
 
@@ -82,12 +83,9 @@ class PadShortcut(nn.Module):
 
 def _stem(kind: str, channels: int, width: int) -> list[nn.Module]:
     """The layers before the first residual block."""
-    kernel, stride = (7, 2) if kind == "7x7-pool" else (3, 1)
-    stem = [
-        nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-    ]
+    seven = kind == "7x7-pool"
+    conv = nn.Conv2d(channels, width, 7, 2, padding=3, bias=False) if seven else Conv3x3(channels, width)
+    stem = [conv, nn.BatchNorm2d(width), nn.ReLU()]
     return [*stem, nn.MaxPool2d(3, stride=2, padding=1)] if kind.endswith("pool") else stem
 
 

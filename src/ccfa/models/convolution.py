@@ -1,0 +1,81 @@
+"""3x3 convolutions and the batch norm after them, by our own kernels where the maps are narrow."""
+
+import importlib.util
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+kernel: ModuleType | None = None
+if importlib.util.find_spec("triton"):
+    from ccfa.models import convolution_kernel as kernel
+
+NARROW = (16, 32, 64)  # channels
+
+
+class Conv3x3(nn.Conv2d):
+    """A 3x3 convolution without bias, padded by 1."""
+
+    def __init__(self, channels: int, out: int, stride: int = 1) -> None:
+        super().__init__(channels, out, 3, stride, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolved map."""
+        if kernel is None or not self.by_kernel(x):
+            return super().forward(x)
+        return kernel.conv3x3(x.bfloat16(), self.weight, self.stride[0])
+
+    def by_kernel(self, x: Tensor) -> bool:
+        """Whether our kernels convolve this map: on a GPU, in bfloat16, from and to few channels."""
+        in_bfloat16 = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+        images = self.in_channels < min(NARROW) and not x.requires_grad
+        narrow = self.out_channels in NARROW and (self.in_channels in NARROW or images)
+        return x.is_cuda and in_bfloat16 and narrow
+
+
+def normalised(conv: Conv3x3, norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    """norm(conv(x)); in training the kernel takes the batch's sums while it convolves, instead of reading it again."""
+    if kernel is None or not (norm.training and conv.by_kernel(x)):
+        return norm(conv(x))
+    y, sums = kernel.conv3x3_with_sums(x.bfloat16(), conv.weight, conv.stride[0])
+    with torch.no_grad():
+        count = y.numel() / y.shape[1]
+        mean, squares = sums.sum(0) / count
+        variance = (squares - mean.square()).clamp(min=0)
+        update_running(norm, mean, variance * (count / (count - 1)))
+    return Normalise.apply(y, mean, torch.rsqrt(variance + norm.eps), norm.weight, norm.bias)
+
+
+def update_running(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
+    """Move the running statistics towards a batch's, as batch norm does."""
+    if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
+        return
+    norm.running_mean.lerp_(mean, norm.momentum or 0.0)
+    norm.running_var.lerp_(variance, norm.momentum or 0.0)
+    norm.num_batches_tracked.add_(1)
+
+
+class Normalise(torch.autograd.Function):
+    """weight * (y - mean) * inverse + bias, whose backward knows that mean and inverse deviation are the batch's."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """The normalised map, in the precision of `y`."""
+        ctx.save_for_backward(y, mean, inverse, weight)
+        return (_channels(weight * inverse) * (y - _channels(mean)) + _channels(bias)).to(y.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, Tensor, Tensor]:
+        """Batch norm's gradients with respect to y, weight and bias."""
+        y, mean, inverse, weight = ctx.saved_tensors
+        gradient = gradient.float()
+        standard = (y - _channels(mean)) * _channels(inverse)
+        of_bias, of_weight = gradient.sum((0, 2, 3)), (gradient * standard).sum((0, 2, 3))
+        count = y.numel() / y.shape[1]
+        centred = gradient - _channels(of_bias / count) - standard * _channels(of_weight / count)
+        return (_channels(weight * inverse) * centred).to(y.dtype), None, None, of_weight, of_bias
+
+
+def _channels(values: Tensor) -> Tensor:
+    return values[:, None, None]
