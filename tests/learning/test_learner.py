@@ -10,6 +10,7 @@ from ccfa.data import Stage, Transforms
 from ccfa.errors import CcfaError, DivergedError, UsageError
 from ccfa.learning import Learner
 from ccfa.learning.optimisation import optimise
+from ccfa.learning.step import step_losses
 from ccfa.methods import Budget, with_augmentation
 from ccfa.methods.selection import herd
 from toys import STAGES, TOY, Recorder, begun, learned, rows_of, tiny, toy_images
@@ -68,7 +69,7 @@ def test_augmented_features_never_touch_the_terms():
         learner = begun(method, STAGES[1])
         learner.network.train()
         main = method.phases(STAGES[1])[0]
-        return learner.losses(learner.training_rows()[:16], main, learner.generator("one step"))
+        return step_losses(learner, learner.training_rows()[:16], main, learner.generator("one step"))
 
     without, with_ccfa = losses(tiny("podnet")), losses(with_augmentation(tiny("podnet"), CCFA(count=2)))
     assert torch.equal(without["pod-flat"], with_ccfa["pod-flat"])

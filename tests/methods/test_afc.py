@@ -9,6 +9,7 @@ import torch
 import reference_afc
 from ccfa.data import Stage, split
 from ccfa.errors import UsageError
+from ccfa.learning.step import step_losses
 from ccfa.losses.distillation import weighted_discrepancy, weighted_discrepancy_paper
 from ccfa.methods import Budget
 from ccfa.methods.afc import WeightedDiscrepancy, afc, divided_by_mean, squared_gradients
@@ -126,7 +127,7 @@ def test_importance_one_is_the_plain_discrepancy_in_a_step():
     learner.network.train()  # batch statistics make the maps differ
     main = learner.method.phases(STAGES[1])[0]
     rows = learner.training_rows()
-    losses = learner.losses(rows, main, learner.generator("step"))
+    losses = step_losses(learner, rows, main, learner.generator("step"))
     images = learner.method.transforms.train(learner.train.images[rows], learner.generator("step"))
     old, new = learner.previous.backbone(images).maps, learner.network.backbone(images).maps
     plain = reference_afc.weighted_discrepancy(
@@ -142,7 +143,7 @@ def test_no_discrepancy_where_only_batch_statistics_differ():
     learner = begun(tiny("afc"), STAGES[1])
     learner.network.eval()
     main = learner.method.phases(STAGES[1])[0]
-    losses = learner.losses(learner.training_rows(), main, learner.generator("step"))
+    losses = step_losses(learner, learner.training_rows(), main, learner.generator("step"))
     assert losses["discrepancy"].item() == 0
 
 

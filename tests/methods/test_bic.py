@@ -11,6 +11,7 @@ from ccfa.errors import UsageError
 from ccfa.experiments import Experiment, resolve
 from ccfa.learning import Learner
 from ccfa.learning.optimisation import optimise
+from ccfa.learning.step import step_losses
 from ccfa.losses.distillation import softened_cross_entropy
 from ccfa.methods import Budget, with_memory
 from ccfa.methods.bic import bic
@@ -78,7 +79,7 @@ def test_loss_is_the_weighted_sum_with_a_corrected_teacher(monkeypatch):
 
     teacher, logits = scores(learner.previous), scores(learner.network)
     teacher[:, 2:] = 0.5 * teacher[:, 2:] - 0.25
-    losses = learner.losses(rows, learner.method.phases(stage)[0], learner.generator("step"))
+    losses = step_losses(learner, rows, learner.method.phases(stage)[0], learner.generator("step"))
     expected = 4 / 6 * rivals.softened_cross_entropy(teacher, logits[:, :4], 2.0)
     assert losses["distillation"].item() == pytest.approx(expected, rel=1e-4)
     expected = 2 / 6 * reference.cross_entropy(logits, labels.numpy()).mean()
@@ -98,7 +99,7 @@ def test_the_correction_phase_trains_two_numbers_with_the_plain_cross_entropy(mo
     rows = held_out(learner)
     with torch.no_grad():
         logits = learner.network.eval()(learner.method.transforms.test(learner.train.images[rows]))
-    loss = learner.losses(rows, correction, learner.generator("step"))["loss"].item()
+    loss = step_losses(learner, rows, correction, learner.generator("step"))["loss"].item()
     expected = reference.cross_entropy(logits.double().numpy(), learner.train.labels[rows].numpy()).mean()
     assert loss == pytest.approx(expected, rel=1e-5)  # not weighted by 1 - lambda
     optimise(learner, main, 0)

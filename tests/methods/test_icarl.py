@@ -7,6 +7,7 @@ from ccfa.augmentation import CCFA, Mixup, Samples
 from ccfa.data import Stage, split
 from ccfa.errors import UsageError
 from ccfa.learning import Learner
+from ccfa.learning.step import step_losses
 from ccfa.losses.classification import binary_cross_entropy
 from ccfa.losses.distillation import sigmoids_for_labels
 from ccfa.methods import Budget, Step, with_augmentation, with_image_augmentation, with_memory
@@ -122,7 +123,7 @@ def test_the_loss_of_a_step_is_never_negative(plug_in):
     learner = begun(method, STAGES[1])
     with torch.no_grad():  # a previous network that is sure of itself pulls hardest
         learner.previous.head.new.mul_(100)
-    losses = learner.losses(learner.training_rows(), method.phases(STAGES[1])[0], learner.generator("step"))
+    losses = step_losses(learner, learner.training_rows(), method.phases(STAGES[1])[0], learner.generator("step"))
     assert losses["loss"].item() >= 0
     assert set(losses) == {"classification", "distillation", "loss"}
 

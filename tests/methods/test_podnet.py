@@ -10,6 +10,7 @@ from ccfa.errors import UsageError
 from ccfa.learning import Learner
 from ccfa.learning.batches import num_batches
 from ccfa.learning.optimisation import optimise
+from ccfa.learning.step import step_losses
 from ccfa.losses.classification import nca, nca_exclusive
 from ccfa.losses.distillation import cosine_distance, pod_spatial, pod_spatial_paper, squared_distance
 from ccfa.methods import Budget
@@ -121,7 +122,7 @@ def test_distillation_starts_at_zero_where_only_batch_statistics_differ():
     learner = begun(tiny("podnet"), STAGES[1])
     learner.network.eval()  # as the previous network runs
     main = learner.method.phases(STAGES[1])[0]
-    losses = learner.losses(learner.training_rows(), main, learner.generator("step"))
+    losses = step_losses(learner, learner.training_rows(), main, learner.generator("step"))
     assert losses["pod-flat"].item() == pytest.approx(0, abs=1e-5)
     assert losses["pod-spatial"].item() == pytest.approx(0, abs=1e-5)
 

@@ -7,6 +7,7 @@ import torch
 import reference
 from ccfa.data import CIFAR100_UCIR, Stage, split
 from ccfa.learning.optimisation import optimise
+from ccfa.learning.step import step_losses
 from ccfa.losses.classification import cross_entropy
 from ccfa.methods.ucir import ucir
 from ccfa.models import CosineHead
@@ -50,7 +51,7 @@ def step_of(stage: Stage):
     with torch.no_grad():
         embedding = learner.network.backbone(images).embedding.double().numpy()
         previous = learner.previous.backbone(images).embedding.double().numpy()
-    losses = learner.losses(rows, method.phases(stage)[0], learner.generator("step"))
+    losses = step_losses(learner, rows, method.phases(stage)[0], learner.generator("step"))
     return learner, labels.numpy(), embedding, previous, losses
 
 

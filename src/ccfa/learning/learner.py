@@ -6,7 +6,6 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from ccfa.augmentation import MixedImages, Samples, classification_loss
 from ccfa.data import ImageSet, Stage
 from ccfa.errors import UsageError
 from ccfa.failpoints import failpoint
@@ -17,8 +16,8 @@ from ccfa.learning.networks import new_network
 from ccfa.learning.optimisation import optimise
 from ccfa.learning.position import InterruptedPhase, PhaseAtWork
 from ccfa.learning.progress import Observer, Unobserved
-from ccfa.methods import Method, Phase, Step
-from ccfa.models import Features, Network
+from ccfa.methods import Method
+from ccfa.models import Network
 
 EVALUATION_BATCH = 500
 
@@ -102,57 +101,6 @@ class Learner:
         self.memory.update(chosen)
         self.previous = self.network.frozen_copy()
         self.initial = self.initial or self.previous
-
-    def losses(self, rows: Tensor, phase: Phase, generator: Generator) -> dict[str, Tensor]:
-        """One step's losses: L_cls on real and augmented samples, L_dist on real features, and their sum."""
-        method, head, aside = self.method, self.network.head, self.acceleration.aside
-        mixed = self._mixed_images(rows, phase, generator)
-        with aside(self.device) as previous_ready:
-            previous_features = self._previous_features(mixed, phase)
-        features = self.acceleration.features(self.network.backbone, mixed.images, mixed.mixing)
-        batch = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)
-        with aside(self.device) as samples_ready:
-            samples = self._augmented(batch, len(rows), phase, generator)
-
-        def share() -> Tensor:
-            samples_ready()
-            return batch.weights.sum() / samples.weights.sum()
-
-        penalties: dict[str, Tensor] = {}
-        if self.previous and previous_features:
-            previous_ready()
-            old = (self.previous.head, previous_features)
-            step = Step(self.stage, mixed.labels[:, 0], head, features, *old, generator, batch, share)
-            penalties = {term.name: term(step) for term in self.terms}
-        samples_ready()
-        weight = method.classification_weight(self.stage) if phase.use_terms else 1.0
-        losses = {"classification": weight * classification_loss(samples, head, method.criterion), **penalties}
-        losses["loss"] = torch.stack(list(losses.values())).sum()
-        return losses
-
-    def _mixed_images(self, rows: Tensor, phase: Phase, generator: Generator) -> MixedImages:
-        """The batch's images under the training transform, mixed where the method mixes."""
-        method, mix = self.method, self.method.image_augmentation
-        images = method.transforms.train(self.train.images[rows], generator, self.acceleration.fused)
-        if mix and phase.name in mix.phases and (mix.in_first_stage or self.previous):
-            return mix(images, self.train.labels[rows], self.stage, generator)
-        return MixedImages.of(images, self.train.labels[rows])
-
-    @torch.no_grad()
-    def _previous_features(self, mixed: MixedImages, phase: Phase) -> Features | None:
-        """How the previous network sees the batch, where a term asks."""
-        if not (self.previous and self.terms and phase.use_terms):
-            return None
-        return self.acceleration.features(self.previous.backbone, mixed.images, mixed.mixing)
-
-    def _augmented(self, batch: Samples, num_rows: int, phase: Phase, generator: Generator) -> Samples:
-        """The samples of L_cls; mixed classes and rotations beyond the batch's own rows are no sources of features."""
-        samples, additional = batch.parted(num_rows)
-        old_head = self.previous.head if self.previous else None
-        for augmentation in self.method.feature_augmentations:
-            if phase.name in augmentation.phases:
-                samples = augmentation(samples, self.network.head, old_head, self.method.criterion, generator)
-        return samples.joined(additional)
 
     def predict(self, images: Tensor) -> Tensor:
         """The class of each uint8 image, as the method predicts."""

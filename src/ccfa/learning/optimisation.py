@@ -11,6 +11,7 @@ from ccfa.learning.acceleration import memory_errors_explained
 from ccfa.learning.batches import batches, seed_of
 from ccfa.learning.position import PhaseAtWork, PreparedPhase, taken_up
 from ccfa.learning.progress import Progress
+from ccfa.learning.step import step_losses
 from ccfa.methods import Phase
 from ccfa.models import Network
 
@@ -55,7 +56,7 @@ def prepare_phase(learner: "Learner", phase: Phase, *index: int, rows: Tensor | 
     size = min(phase.batch_size, len(rows))
 
     def step(batch: Tensor) -> dict[str, Tensor]:
-        losses = learner.losses(batch, phase, draws)
+        losses = step_losses(learner, batch, phase, draws)
         descend(losses["loss"], optimiser, parameters, phase.clip_value, phase.clip_norm)
         return {name: loss.detach() for name, loss in losses.items()}
 
