@@ -85,11 +85,11 @@ def test_the_guard_lets_fixed_shapes_pass():
 def guarded_stages(method: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, str]]:
     """Learn two stages with every step guarded; how many steps of which stage and phase were."""
     learner = Learner(method, toy_images())
-    losses_of, descend, steps = learner.losses, loop.descend, Counter[tuple[int, str]]()
+    losses_of, descend, steps = loop.step_losses, loop.descend, Counter[tuple[int, str]]()
 
-    def guarded_losses(rows, phase, generator):
+    def guarded_losses(learner, rows, phase, generator):
         with StaticShapes():
-            losses = losses_of(rows, phase, generator)
+            losses = losses_of(learner, rows, phase, generator)
         steps[learner.stage.index, phase.name] += 1
         return losses
 
@@ -97,7 +97,7 @@ def guarded_stages(method: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[tupl
         with StaticShapes():
             descend(*arguments)
 
-    monkeypatch.setattr(learner, "losses", guarded_losses)
+    monkeypatch.setattr(loop, "step_losses", guarded_losses)
     monkeypatch.setattr(loop, "descend", guarded_descend)
     for stage in STAGES[:2]:
         learner.learn(stage)

@@ -16,6 +16,8 @@ from ccfa.reporting.tables import metrics_table
 from ccfa.reporting.tensorboard import with_tensorboard
 from ccfa.reporting.terminal import Display
 
+WIDE = 120  # columns: in a narrower terminal the definitions would be long strips of single words
+
 
 def run_shown(
     resolved: Resolved,
@@ -41,6 +43,6 @@ def run_shown(
 
 def show_result(report: Report, path: Path, resolved: Resolved | None, console: Console) -> None:
     """A run's result, and where it is."""
-    console.print(metrics_table(report))
+    console.print(metrics_table(report, with_definitions=console.width >= WIDE))  # the report has them too
     console.print(f"Run directory: {path}", soft_wrap=True)
     console.print(report_line(path, resolved), soft_wrap=True)

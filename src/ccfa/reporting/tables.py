@@ -24,18 +24,20 @@ MAX_NAME = 28  # letters of a name before it is folded
 BETWEEN = 3  # spaces between columns
 
 
-def metrics_table(report: Report) -> Table:
-    """Every metric of a run with its definition, by logits and by nearest mean."""
+def metrics_table(report: Report, with_definitions: bool = True) -> Table:
+    """Every metric of a run, by logits and by nearest mean, and what it means."""
     table = Table(title=report.name, title_justify="left")
     table.add_column("percent", no_wrap=True)
     for rule in ("logits", "nearest mean"):
         own = " (own rule)" if rule == report.own_rule else ""
         table.add_column(f"by {rule}{own}", justify="right")
-    table.add_column("definition")
+    if with_definitions:
+        table.add_column("definition")
     for name, definition in DEFINITIONS.items():
         nearest = report.metrics_by_nearest_mean
         by_mean = percent(nearest[name]) if nearest else "-"
-        table.add_row(name.replace("_", " "), percent(report.metrics[name]), by_mean, definition)
+        meaning = [definition] if with_definitions else []
+        table.add_row(name.replace("_", " "), percent(report.metrics[name]), by_mean, *meaning)
     return table
 
 
