@@ -240,7 +240,7 @@ def test_a_terminal_shows_a_live_line_and_gets_its_cursor_back(tmp_path, columns
     written = on_a_terminal(*PODNET, *options, cwd=tmp_path, columns=columns)
     assert re.search(r"stage \d/2 · main · epoch \d/6 · [\d,]+ images/s", written)
     assert re.search(r"accuracies \d+\.\d%", written)
-    live = [line for line in re.split(r"\x1b\[\w+|[\r\n]", written) if "images/s" in line or "accuracies" in line]
+    live = [line for line in re.split(r"\x1b\[\??\w+|[\r\n]", written) if "images/s" in line or "accuracies" in line]
     assert max(map(len, live)) <= columns
     assert written.count("\x1b[?25l") == written.count("\x1b[?25h") == 1
     assert "\x1b[2K" in written

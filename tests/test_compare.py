@@ -44,7 +44,7 @@ def test_runs_of_two_scenarios_are_refused_and_nothing_is_written(call, tmp_path
     code, out, err = call("compare", "a", "b")
     assert (code, out) == (2, "")
     assert re.search(r"stage sizes  \[4, 3, 3\]  \[5, 5\]", err)
-    assert err.endswith("  ccfa compare a\n  ccfa compare b\n")
+    assert err.endswith("Name the runs of one kind alone:\n  a\n  b\n")
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
 
 

@@ -37,15 +37,15 @@ def main() -> None:
         description="Class-incremental learning with Cross-Class Feature Augmentation.",
         config=(FlagCreatePairsOff, OmitSubcommandPrefixes),
     )
-    from ccfa.reporting.output import Output
+    from ccfa.reporting.output import BROKEN_PIPE_CODE, Output
 
     console = Output()
     try:
         _require_folder()
-        if isinstance(verb, Training) and verb.tensorboard:
-            from ccfa.reporting.tensorboard import require_tensorboard
+        if isinstance(verb, Training):
+            from ccfa.reporting.showing import require_ready
 
-            require_tensorboard()
+            require_ready(**_endurance(verb))
         match verb:
             case Run():
                 _run(verb, console)
@@ -74,7 +74,7 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output, `head` say, has enough
         sys.stderr.close()
-        sys.exit(141)
+        sys.exit(BROKEN_PIPE_CODE)
 
 
 def _require_folder() -> None:
@@ -131,12 +131,11 @@ def _resume(verb: Resume, console: "Console") -> None:
     from ccfa.experiments import RunDirectory
     from ccfa.experiments.resuming import resolve_again, speed_again
     from ccfa.learning.acceleration import suit_threads
-    from ccfa.reporting.showing import run_shown, show_result
+    from ccfa.reporting.showing import run_shown, show_finished, show_result
 
     directory = RunDirectory(verb.run)
     if directory.is_finished():
-        console.print(f"{verb.run} is finished:", soft_wrap=True)
-        return show_result(directory.report(), verb.run, None, console)
+        return show_finished(directory, verb.data_dir, console)
     speed = speed_again(directory, verb.device, verb.precision, not verb.no_compile, not verb.no_graph)
     resolved = resolve_again(directory, verb.data_dir)
     suit_threads(resolved.train.images[0].numel())
@@ -145,20 +144,14 @@ def _resume(verb: Resume, console: "Console") -> None:
 
 
 def _endurance(verb: Training) -> dict[str, Any]:
-    """What is said about a run's course, for `run_shown`."""
+    """What is said about a run's course."""
     return {name: getattr(verb, name) for name in ("first_stages", "checkpoint_minutes", "max_minutes", "tensorboard")}
 
 
 def _sweep(verb: Sweep, console: "Console") -> None:
-    from ccfa.experiments.first_stage import FirstStages
-    from ccfa.experiments.stopping import stoppable
-    from ccfa.experiments.sweep import Plan, sweep
-    from ccfa.reporting.comparison_page import show_comparison
-    from ccfa.reporting.page import report_line
-    from ccfa.reporting.sweeps import StageLines, sweep_comparison
-    from ccfa.reporting.tensorboard import with_tensorboard
+    from ccfa.experiments.sweep import Plan
+    from ccfa.reporting.sweeps import sweep_shown
 
-    device, acceleration = _speed(verb)
     plan = Plan(
         methods=verb.methods,
         ccfa={"off": (False,), "on": (True,), "both": (False, True)}[verb.ccfa],
@@ -171,22 +164,7 @@ def _sweep(verb: Sweep, console: "Console") -> None:
         skip_bad=verb.skip_bad,
         options=given_options(verb.set),
     )
-    with stoppable(verb.max_minutes) as stop:
-        cells = sweep(
-            plan,
-            verb.out,
-            verb.data_dir,
-            device,
-            acceleration,
-            verb.at_once,
-            FirstStages(verb.first_stages or verb.out / ".first-stages"),
-            lambda resolved, run: with_tensorboard(verb.tensorboard, run.path, resolved, StageLines(resolved, console)),
-            lambda end: console.print(report_line(end.job.directory.path, end.job.resolved), soft_wrap=True),
-            stop,
-            verb.checkpoint_minutes,
-        )
-    show_comparison(sweep_comparison(cells, verb.out), verb.out / "comparison", console)
-    console.print(f"Run directories: {verb.out}", soft_wrap=True)
+    sweep_shown(plan, verb.out, verb.data_dir, *_speed(verb), console, at_once=verb.at_once, **_endurance(verb))
 
 
 def _speed(verb: Speed) -> "tuple[torch.device, Acceleration]":

@@ -26,7 +26,7 @@ def array(image):
 
 def decoded(image, path, size=SIDE, **options):
     image.save(path, **options)
-    return decode_image(path, size)
+    return decode_image(path, size).pixels
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.bmp", "a.ppm", "a.tiff", "upper.PNG"])

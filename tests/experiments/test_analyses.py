@@ -111,6 +111,24 @@ def test_other_data_than_the_runs_are_refused(copied):
         reopen(copied)
 
 
+def test_other_images_of_the_same_names_and_numbers_are_refused(copied):
+    config = copied.read_json("config.json")
+    config["resolved"]["fingerprints"]["test"] = "0" * 64
+    copied.write_json("config.json", config)
+    with pytest.raises(ModelError, match=r"other data(.|\n)*fingerprints\.test"):
+        reopen(copied)
+    del config["resolved"]["fingerprints"]  # a run of an older version
+    copied.write_json("config.json", config)
+    assert reopen(copied).train.num_classes == 10
+
+
+@pytest.mark.parametrize("resolved", [None, [1], "abc"])
+def test_a_configuration_that_does_not_say_what_was_run_is_refused(copied, resolved):
+    copied.write_json("config.json", {**copied.read_json("config.json"), "resolved": resolved})
+    with pytest.raises(ModelError, match="what the experiment came to"):
+        reopen(copied)
+
+
 @pytest.mark.parametrize("rows", [[], [[0]], [[10**6]] * 4, [[-1]] * 4])
 def test_exemplars_that_do_not_fit_are_refused(copied, rows):
     (copied.path / "exemplars" / "stage-000.json").write_text(json.dumps({"rows": rows}))

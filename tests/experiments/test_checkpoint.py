@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 
 from ccfa.errors import DivergedError, ModelError, Notice, ResourceError
-from ccfa.experiments.checkpoint import MANIFEST, STATE, TENSORS, Checkpoints, _canonical, _manifest, _sealed
+from ccfa.experiments.checkpoint import MANIFEST, STATE, TENSORS, Checkpoints, _canonical, _facts, _manifest, _sealed
 
 CONFIG = {"experiment": {"method": "podnet", "seed": 0}, "resolved": {"class_order": [0, 1, 2]}}
 FILES = [TENSORS, STATE, MANIFEST]
@@ -250,3 +250,20 @@ def test_where_nothing_can_be_written_the_last_one_stays(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match=r"Could not store checkpoint 1 .* needs [\d,]+ bytes"):
         Checkpoints(tmp_path / "file" / "checkpoints", CONFIG).save(value(1), {})
+
+
+@pytest.mark.row("C8")
+def test_a_file_of_any_size_is_not_read_into_memory(stored):
+    """The manifest says how large it is; what is larger, here by a hole of a terabyte, is not even read."""
+    os.truncate(stored.path(2) / TENSORS, 2**40)
+    assert_falls_back(stored)
+
+
+@pytest.mark.row("C8")
+def test_a_manifest_cannot_ask_for_more_than_the_cap(stored):
+    path = stored.path(2)
+    os.truncate(path / TENSORS, 2**40)
+    facts = {TENSORS: {"size": 2**40, "sha256": ""}, STATE: _facts((path / STATE).read_bytes())}
+    manifest = {**_manifest(CONFIG, {}), "files": facts}
+    (path / MANIFEST).write_bytes(_canonical(_sealed(manifest)))
+    assert_falls_back(stored)

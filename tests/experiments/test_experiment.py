@@ -226,9 +226,27 @@ def test_an_experiment_comes_back_from_its_configuration():
     assert resolve(experiment_of(config)).config == config
 
 
+def test_a_whole_number_will_do_for_a_fraction():
+    assert experiment_of({"experiment": {"method": "podnet", "validation": 0, "memory": None}}) == Experiment("podnet")
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
-    [({}, "no experiment"), ({"experiment": {}}, "no experiment"), ({"experiment": {"method": "podnet", "x": 1}}, "x")],
+    [
+        ({}, "no experiment"),
+        ({"experiment": {}}, "no experiment"),
+        ({"experiment": [1]}, "no experiment"),
+        ({"experiment": {"method": "podnet", "x": 1}}, "x"),
+        ({"experiment": {"method": 5}}, "method 5"),
+        ({"experiment": {"method": ["podnet"]}}, "method"),
+        ({"experiment": {"method": "podnet", "ccfa": 1}}, "ccfa"),
+        ({"experiment": {"method": "podnet", "seed": True}}, "seed True"),
+        ({"experiment": {"method": "podnet", "seed": 0.5}}, "seed"),
+        ({"experiment": {"method": "podnet", "seed": None}}, "seed"),
+        ({"experiment": {"method": "podnet", "validation": "0.1"}}, "validation"),
+        ({"experiment": {"method": "podnet", "options": {"epochs": 1}}}, "options"),
+        ({"experiment": {"method": "podnet", "options": [1]}}, "options"),
+    ],
 )
 def test_a_configuration_without_an_experiment_is_refused(config, message):
     with pytest.raises(ModelError, match=message):

@@ -1,14 +1,18 @@
 import threading
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 
-from ccfa.errors import ModelError
+from ccfa.errors import ModelError, Notice, ResourceError, Stopped
 from ccfa.experiments import Experiment, RunDirectory, resolve, run
 from ccfa.experiments.first_stage import FirstStages, first_stage_key
+from ccfa.experiments.stopping import Stop
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
+from digests import run_digest
+from toy_runs import Silent, toy_run
 from toys import STAGES, tiny, toy_images
 
 CPU = torch.device("cpu")
@@ -179,3 +183,92 @@ def test_of_two_threads_with_one_key_one_trains(tmp_path, monkeypatch):
     first, second = (learner.network.state_dict() for learner in learners)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert [len(learner.memory) for learner in learners] == [6, 6]
+
+
+class Sleeper(Silent):
+    """Makes the training of the first stage take a second, and can then ask all to stop."""
+
+    def __init__(self, stop=None):
+        super().__init__()
+        self.stop = stop
+        self.at_work = threading.Event()
+
+    def on_batch(self, progress, losses):
+        super().on_batch(progress, losses)
+        if self.num_batches == 1:
+            self.at_work.set()
+            time.sleep(1)
+            if self.stop:
+                self.stop.code = 130
+
+
+def one_waits_for_the_other(tmp_path, stop=None):
+    """Two runs that share a first stage, the second started while the first trains it; who watched them."""
+    store, ended = FirstStages(tmp_path / "store"), []
+    watching = Sleeper(stop), Silent()
+
+    def go(name, audience):
+        try:
+            toy_run(tmp_path / name, audience=audience, first_stages=store, stop=stop)
+        except Stopped as stopped:
+            ended.append(stopped)
+
+    threads = [threading.Thread(target=go, args=pair) for pair in zip(("first", "second"), watching, strict=True)]
+    threads[0].start()
+    assert watching[0].at_work.wait(timeout=20)
+    threads[1].start()
+    for thread in threads:
+        thread.join(timeout=60)
+    return watching, ended
+
+
+def test_the_time_spent_waiting_for_another_run_is_not_the_stage_s(tmp_path):
+    (first, second), ended = one_waits_for_the_other(tmp_path)
+    assert ended == []
+    assert second.num_batches < first.num_batches
+    seconds = [
+        float((tmp_path / name / "stages.csv").read_text().splitlines()[1].split(",")[-1])
+        for name in ("first", "second")
+    ]
+    assert seconds[0] > 1
+    assert seconds[1] < 0.8
+
+
+def test_a_run_that_waited_does_not_begin_when_all_were_stopped(tmp_path):
+    (first, second), ended = one_waits_for_the_other(tmp_path, Stop())
+    assert [stopped.code for stopped in ended] == [130, 130]
+    assert (first.num_batches, second.num_batches) == (1, 0)
+    assert not (tmp_path / "second" / "checkpoints").exists()
+    audience, other = Silent(), Silent()
+    toy_run(tmp_path / "first", audience=audience, first_stages=FirstStages(tmp_path / "store"))
+    toy_run(tmp_path / "second", audience=other, first_stages=FirstStages(tmp_path / "store"))
+    assert other.num_batches == audience.num_batches - 3  # of the first stage's four
+
+
+def test_a_stored_first_stage_wins_over_one_that_was_interrupted(tmp_path):
+    stop = Stop()
+    with pytest.raises(Stopped):
+        toy_run(tmp_path / "run", audience=Sleeper(stop), first_stages=FirstStages(tmp_path / "store"), stop=stop)
+    whole, rest = Silent(), Silent()
+    toy_run(tmp_path / "other", audience=whole, first_stages=FirstStages(tmp_path / "store"))
+    toy_run(tmp_path / "run", audience=rest, first_stages=FirstStages(tmp_path / "store"))
+    assert rest.num_batches == whole.num_batches - 4
+    toy_run(tmp_path / "third", first_stages=FirstStages(tmp_path / "store"))
+    assert run_digest(tmp_path / "run") == run_digest(tmp_path / "third")
+
+
+def test_a_folder_that_cannot_be_is_refused_before_anything_is_trained(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ResourceError, match=r"Could not create .*Not a directory"):
+            FirstStages(place)
+    FirstStages(tmp_path / "new" / "place")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.row("D2")
+def test_a_first_stage_that_cannot_be_stored_costs_a_notice_and_not_the_run(tmp_path):
+    store = FirstStages(tmp_path / "store")
+    (tmp_path / "store").write_text("in the way")
+    with pytest.warns(Notice, match=r"Could not create .*store: .*not kept for other runs"):
+        assert toy_run(tmp_path / "run", first_stages=store).finished

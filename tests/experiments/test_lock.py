@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ccfa.errors import LockedError, ResourceError
-from ccfa.experiments.lock import NAME, locked
+from ccfa.experiments.lock import NAME, left_alone, locked
 
 
 def held_by_a_child(folder):
@@ -68,3 +68,25 @@ def test_what_the_file_says_decides_nothing(tmp_path, text):
 def test_a_directory_that_is_not_there_cannot_be_locked(tmp_path):
     with pytest.raises(ResourceError, match="No such file"), locked(tmp_path / "none"):
         pass
+
+
+@pytest.mark.row("D2")
+@pytest.mark.parametrize("step", ["truncate", "pwrite"])
+def test_a_full_disk_costs_the_information_and_not_the_lock(tmp_path, monkeypatch, step):
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, step, fail)
+    with locked(tmp_path), pytest.raises(LockedError), locked(tmp_path):
+        pass
+
+
+def test_what_is_left_alone_is_not_touched_and_not_entered_while_somebody_is_at_work(tmp_path):
+    with left_alone(tmp_path):
+        assert list(tmp_path.iterdir()) == []
+    with locked(tmp_path), pytest.raises(LockedError, match=str(os.getpid())), left_alone(tmp_path):
+        pass
+    before = (tmp_path / NAME).stat().st_mtime_ns
+    with left_alone(tmp_path), pytest.raises(LockedError), locked(tmp_path):
+        pass
+    assert (tmp_path / NAME).stat().st_mtime_ns == before

@@ -11,8 +11,10 @@ from ccfa.errors import DivergedError, ModelError, Notice, ResourceError, Stoppe
 from ccfa.experiments import RunDirectory
 from ccfa.experiments.checkpoint import Checkpoints
 from ccfa.experiments.first_stage import FirstStages
+from ccfa.experiments.options import plain
 from ccfa.experiments.resuming import speed_again
 from ccfa.experiments.stopping import Stop
+from ccfa.learning.acceleration import Acceleration
 from digests import run_digest
 from toy_runs import CPU, Silent, directory_of, toy_resolved, toy_run
 
@@ -108,6 +110,31 @@ def test_training_that_diverges_leaves_the_last_finite_checkpoint_and_a_diagnosi
     assert run_digest(path) == run_digest(whole[0])
 
 
+@pytest.mark.row("N1")
+@pytest.mark.parametrize(("stop", "minutes"), [(None, 0), (Stop(max_minutes=0), 1000)], ids=["due", "stopped"])
+def test_what_a_checkpoint_finds_is_told_with_its_place(tmp_path, fail, stop, minutes):
+    fail("step:3:nan" if stop is None else "step:1:nan")
+    place = r"no finite numbers.* found in stage 0, phase main, epoch \d, at a learning rate of 0\.1"
+    with pytest.raises(DivergedError, match=place):
+        toy_run(tmp_path / "run", stop=stop, checkpoint_minutes=minutes)
+    diagnosis = json.loads((tmp_path / "run" / "diagnosis.json").read_text())
+    assert [diagnosis[name] for name in ("stage", "phase", "epoch")] == [0, "main", int(stop is None)]
+    assert diagnosis["lr"] == pytest.approx(0.1)
+    assert diagnosis["losses"].keys() == {"classification", "loss"}
+
+
+@pytest.mark.row("K20")
+def test_errors_survive_being_continued(tmp_path, whole, fail):
+    for step in (9, 3):
+        fail(f"step:{step}:raise")
+        with pytest.raises(RuntimeError):
+            toy_run(tmp_path / "run")
+    toy_run(tmp_path / "run")
+    assert (tmp_path / "run" / "errors.txt").read_text().count("RuntimeError: asked for at step") == 2
+    assert len((tmp_path / "run" / "log.txt").read_text().splitlines()) == 3
+    assert run_digest(tmp_path / "run") == run_digest(whole[0])
+
+
 def test_a_diverged_epoch_tells_its_losses(tmp_path, fail):
     fail("step:1:nan")
     with pytest.raises(DivergedError, match="stage 0, phase main, epoch 0, at a learning rate of"):
@@ -173,6 +200,18 @@ def test_a_run_goes_on_with_the_device_and_precision_it_began_with(tmp_path):
     with pytest.raises(ResourceError, match="cuda:7 was asked for"):
         speed_again(directory, "auto", None, True, True)
     assert speed_again(directory, "cpu", None, True, True)[1].precision == "float32"
+
+
+@pytest.mark.parametrize("off", [{}, {"compile": False}, {"graph": False}, {"compile": False, "graph": False}], ids=str)
+def test_what_was_switched_off_stays_off(tmp_path, monkeypatch, off):
+    monkeypatch.setattr("ccfa.experiments.resuming.pick_device", lambda name: torch.device(name))
+    begun = Acceleration("bf16", **{"compile": True, "graph": True, **off})
+    surroundings = {"torch_device": "cuda", "acceleration": plain(begun)}
+    directory = RunDirectory.create(tmp_path / "run", toy_resolved().config, surroundings)
+    assert speed_again(directory, "auto", None, True, True)[1] == begun
+    assert speed_again(directory, "auto", None, False, False)[1] == Acceleration("bf16", False, False)
+    directory.write_json("environment.json", {"torch_device": "cpu", "acceleration": plain(Acceleration())})
+    assert speed_again(directory, "cuda", None, True, True)[1] == Acceleration("bf16", True, True)
 
 
 @pytest.mark.row("C16")

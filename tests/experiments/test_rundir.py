@@ -1,5 +1,6 @@
 import csv
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -139,6 +140,97 @@ def test_a_directory_with_other_things_in_it_is_not_taken_for_a_run(tmp_path):
     with pytest.raises(UsageError, match=r"exists already and is left as it is\. Choose"):
         RunDirectory.create_or_continue(tmp_path / "mine", CONFIG, SURROUNDINGS)
     assert contents(tmp_path) == {"mine/thesis.txt": b"years of work"}
+
+
+THEIRS = {
+    "a checkout": [".git/HEAD", "networks/mine.txt"],
+    "hidden": [".git/HEAD"],
+    "beside ours": ["networks/", "predictions/", "mine.txt"],
+    "inside ours": ["networks/stage-000.safetensors"],
+    "records of another": ["environment.json"],
+    "a folder called like a file": ["networks", "predictions/"],
+}
+
+
+@pytest.mark.row("D5")
+@pytest.mark.parametrize("files", THEIRS.values(), ids=THEIRS.keys())
+def test_what_is_not_ours_is_never_removed(tmp_path, files):
+    for name in files:
+        path = tmp_path / "run" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir() if name.endswith("/") else path.write_text("years of work")
+    before = {*tmp_path.rglob("*")}, contents(tmp_path)
+    with pytest.raises(UsageError, match="exists already and is left as it is"):
+        RunDirectory.create_or_continue(tmp_path / "run", CONFIG, SURROUNDINGS)
+    with pytest.raises(ModelError, match="not a complete run directory"):
+        RunDirectory.finished(tmp_path / "run", CONFIG, FLOAT32)
+    assert ({*tmp_path.rglob("*")}, contents(tmp_path)) == before
+
+
+def test_a_link_to_an_empty_folder_is_left_as_it_is(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "theirs")
+    with pytest.raises(UsageError, match="exists already"):
+        RunDirectory.create_or_continue(tmp_path / "run", CONFIG, SURROUNDINGS)
+    assert (tmp_path / "theirs").is_dir()
+
+
+@pytest.mark.parametrize("num_made", range(6))
+def test_what_an_older_version_left_half_made_is_made_again(tmp_path, num_made):
+    path = tmp_path / "run"
+    path.mkdir()
+    for name in ("predictions", "networks", "exemplars", "environment.json", "status.json")[:num_made]:
+        (path / name).write_text("{}") if name.endswith(".json") else (path / name).mkdir()
+    assert RunDirectory.finished(path, CONFIG, FLOAT32) is None
+    assert RunDirectory.create_or_continue(path, CONFIG, SURROUNDINGS).read_json("config.json") == CONFIG
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.row("P3")
+@pytest.mark.parametrize("step", ["mkdir", "fsync", "rename"])
+def test_a_directory_is_made_as_a_whole_or_not_at_all(tmp_path, monkeypatch, step):
+    function, left = getattr(os, step), [{"mkdir": 3, "fsync": 4, "rename": 0}[step]]
+
+    def fail(*arguments):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        return function(*arguments)
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(ResourceError, match="No space left on device"):
+        RunDirectory.create(tmp_path / "run", CONFIG, SURROUNDINGS)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.row("P1")
+@pytest.mark.parametrize(("half_made", "locks"), [(False, True), (True, True), (False, False)])
+def test_of_many_at_once_one_makes_the_directory_and_all_have_it(tmp_path, monkeypatch, half_made, locks):
+    path, made, errors = tmp_path / "run", [], []
+    if not locks:
+        monkeypatch.setattr("ccfa.experiments.lock.fcntl.flock", lambda *arguments: os.stat(tmp_path / "nothing"))
+    if half_made:
+        (path / "networks").mkdir(parents=True)
+    together = threading.Barrier(8)
+
+    def make(number):
+        together.wait(timeout=20)
+        try:
+            made.append(RunDirectory.create_or_continue(path, CONFIG, {**SURROUNDINGS, "number": number}))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert [directory.read_json("config.json") for directory in made] == [CONFIG] * 8
+    assert {entry.name for entry in path.iterdir()} == {
+        *("predictions", "networks", "exemplars", "environment.json", "status.json", "config.json")
+    }
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_run_in_another_precision_is_not_reused(directory):

@@ -1,5 +1,6 @@
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -239,7 +240,7 @@ def test_a_stopped_run_says_so_and_keeps_the_stages_done(tmp_path, stop, state):
     assert directory.report().num_seen == [4]
     assert len(table(path / "stages.csv")) == 1
     assert [file.name for file in (path / "predictions").iterdir()] == ["stage-000.npz"]
-    assert ("Traceback" in (path / "log.txt").read_text()) == (state == "failed")
+    assert (path / "errors.txt").exists() == (state == "failed")
 
 
 def test_a_diverging_run_fails_and_names_the_place(tmp_path):
@@ -251,9 +252,8 @@ def test_a_diverging_run_fails_and_names_the_place(tmp_path):
     status = directory.read_json("status.json")
     assert status["state"] == "failed"
     assert "phase balanced" in status["error"]
-    log = (path / "log.txt").read_text()
-    assert log.splitlines()[-1].startswith("error: The loss became")
-    assert "Traceback" not in log
+    (told,) = (path / "errors.txt").read_text().splitlines()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d error: The loss became", told)
     assert (path / "networks" / "stage-000.safetensors").exists()
     assert not (path / "networks" / "stage-001.safetensors").exists()
 

@@ -5,9 +5,10 @@ from itertools import product
 import pytest
 import torch
 
-from ccfa.errors import DivergedError, Stopped, UsageError
+from ccfa.errors import DivergedError, LockedError, Stopped, UsageError
 from ccfa.experiments.experiment import Experiment
 from ccfa.experiments.first_stage import FirstStages
+from ccfa.experiments.lock import locked
 from ccfa.experiments.stopping import Stop
 from ccfa.experiments.sweep import Plan, sweep
 from ccfa.learning.acceleration import Acceleration
@@ -139,7 +140,7 @@ def test_cells_hold_the_reports_by_order_and_seed(finished):
             assert (experiment["method"], experiment["seed"], report.finished) == (method, seed, True)
             assert report.num_seen == [6, 8, 10]
     assert len(watching) == 4
-    assert {path.name for path in out.iterdir()} == {*watching, ".first-stages"}
+    assert {path.name for path in out.iterdir()} == {*watching, ".first-stages", ".lock"}
 
 
 def test_runs_that_can_share_a_first_stage_do(finished):
@@ -182,8 +183,11 @@ def test_where_ccfa_has_no_meaning_the_cell_says_why(tmp_path):
 def test_a_failing_run_does_not_lose_the_others(tmp_path):
     names = {experiment.method: experiment.name for _, experiment in SMALL.experiments() if experiment.seed == 0}
     failing = names["finetune"]
-    with pytest.raises(DivergedError, match="on purpose"):
-        swept(SMALL, tmp_path, errors={failing: DivergedError("on purpose")})
+    cells, _ = swept(SMALL, tmp_path, errors={failing: DivergedError("on purpose")})
+    assert [len(cell.reports) for cell in cells.values()] == [1, 2]
+    assert {name: str(error) for cell in cells.values() for name, error in cell.errors.items()} == {
+        failing: "on purpose"
+    }
     states = {
         path.parent.name: json.loads(path.read_text())["state"] for path in sorted(tmp_path.glob("*/status.json"))
     }
@@ -222,3 +226,47 @@ def test_a_stopped_sweep_is_continued_by_repeating_it(tmp_path, finished, at_onc
     cells, _ = swept(SMALL, tmp_path, at_once)
     assert [len(cell.reports) for cell in cells.values()] == [2, 2]
     assert networks(tmp_path) == networks(finished[0])
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_an_unexpected_error_of_one_run_does_not_lose_the_others(tmp_path, at_once):
+    failing = next(experiment.name for _, experiment in SMALL.experiments())
+    ended = []
+    cells, _ = swept(SMALL, tmp_path, at_once, {failing: ZeroDivisionError("a mistake of mine")}, on_end=ended.append)
+    assert [len(cell.reports) for cell in cells.values()] == [1, 2]
+    error = cells["finetune", False].errors[failing]
+    traceback = tmp_path / failing / "errors.txt"
+    assert str(error) == f"ZeroDivisionError: a mistake of mine. The traceback is in {traceback}."
+    assert error.exit_code == 1
+    assert "in on_epoch" in traceback.read_text()
+    assert [outcome.error for outcome in ended if outcome.job.directory.path.name == failing] == [error]
+
+
+@pytest.mark.row("P5")
+def test_a_second_sweep_in_a_folder_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("ccfa.experiments.sweep.resolve", lambda *arguments: pytest.fail("read data"))
+    with locked(tmp_path), pytest.raises(LockedError, match=f"{tmp_path} is being written by another process"):
+        swept(SMALL, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+@pytest.mark.row("P5")
+def test_a_sweep_holds_its_folder_until_its_end(tmp_path):
+    held = []
+
+    def second(outcome):
+        with pytest.raises(LockedError):
+            swept(SMALL, tmp_path)
+        held.append(outcome)
+
+    swept(SMALL, tmp_path, on_end=second)
+    assert len(held) == 4
+    with locked(tmp_path):
+        pass
+
+
+def test_runs_that_were_stopped_are_told_of_too(tmp_path):
+    ended = []
+    with pytest.raises(Stopped):
+        swept(SMALL, tmp_path, stop=StopAfter(10), on_end=ended.append)
+    assert [type(outcome.error) for outcome in ended] == [Stopped]

@@ -262,7 +262,7 @@ def test_damaged_images_are_decoded_or_refused(seconds, tmp_path):
     def decode(content):
         path.write_bytes(content)
         try:
-            pixels = decode_image(path, SIDE)
+            pixels = decode_image(path, SIDE).pixels
         except DataError:
             return
         assert (pixels.shape, pixels.dtype) == ((3, SIDE, SIDE), np.uint8)

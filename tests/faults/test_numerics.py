@@ -79,7 +79,7 @@ def test_a_batch_that_does_not_fit_is_told_with_its_size(place):
 def test_an_error_of_the_device_in_the_middle_can_be_continued(place, undisturbed):
     assert die(place / "run", "step:9:raise") == 1
     assert status(place / "run")["state"] == "failed"
-    assert "RuntimeError" in (place / "run" / "log.txt").read_text()
+    assert "RuntimeError" in (place / "run" / "errors.txt").read_text()
     stoppable_run(place / "run")
     assert run_digest(place / "run") == undisturbed
 

@@ -98,15 +98,10 @@ def test_readers_never_see_half_a_file(place):
     assert read > 50
 
 
-def whole_run(path):
-    """A toy run, for a process that is started in any way."""
-    toy_run(path)
-
-
 @pytest.mark.row("P6")
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_runs_in_processes_however_they_are_started(place, undisturbed, method):
-    process = multiprocessing.get_context(method).Process(target=whole_run, args=(place / "run",))
+    process = multiprocessing.get_context(method).Process(target=toy_run, args=(place / "run",))
     process.start()
     process.join(60)
     assert process.exitcode == 0

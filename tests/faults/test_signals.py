@@ -292,13 +292,14 @@ def test_a_mistake_in_the_user_s_code_leaves_a_traceback_and_the_last_checkpoint
     resolved = resolved._replace(method=with_augmentation(tiny("podnet"), augmentation))
     assert die(place / "run", "", resolved=resolved) == 1
     assert status(place / "run")["state"] == "failed"
-    log = (place / "run" / "log.txt").read_text()
-    assert "in __call__" in log
-    assert "ZeroDivisionError: a mistake of mine" in log
+    told = (place / "run" / "errors.txt").read_text()
+    assert "in __call__" in told
+    assert "ZeroDivisionError: a mistake of mine" in told
     assert len(checkpoints(place / "run")) == 2
     augmentation.calls = -1000  # mended
     stoppable_run(place / "run", resolved=resolved)
     assert status(place / "run")["state"] == "finished"
+    assert (place / "run" / "errors.txt").read_text() == told  # continuing cuts logs, and not this
 
 
 @pytest.mark.row("K14")

@@ -38,8 +38,11 @@ def test_a_gpu_that_is_not_there_is_a_resource_error(monkeypatch, name, count):
 
 @pytest.mark.parametrize(("name", "count"), [("cuda", 1), ("cuda:1", 2)])
 def test_a_gpu_that_is_there_is_taken(monkeypatch, name, count):
+    current = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
     assert pick_device(name) == torch.device(name)
+    assert current == ([torch.device(name)] if ":" in name else [])
 
 
 @pytest.mark.gpu

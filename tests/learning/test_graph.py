@@ -54,7 +54,7 @@ class NoAcceleration:
 
     def __init__(self):
         self.fused = lambda function: function
-        self.aside = lambda device: nullcontext(lambda: None)
+        self.aside = lambda name, device: nullcontext(lambda: None)
         self.prepare = lambda step, *others: step
         self.features = lambda backbone, images, mixing=None: backbone(images, mixing)
         self.place = lambda network, device: network

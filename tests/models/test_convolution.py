@@ -49,6 +49,22 @@ def test_the_convolution_starts_from_the_same_numbers_as_pytorchs():
     assert torch.equal(ours.weight, nn.Conv2d(3, 16, 3, padding=1, bias=False).weight)
 
 
+def test_maps_too_large_to_be_counted_in_32_bits_are_left_to_pytorch(monkeypatch):
+    class OnGpu:
+        """As much of a tensor on a GPU as is asked for."""
+
+        is_cuda, requires_grad = True, False
+
+        def __init__(self, num):
+            self.numel = lambda: num
+
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
+    assert Conv3x3(16, 32).by_kernel(OnGpu(2**30 - 16))
+    assert not Conv3x3(16, 32).by_kernel(OnGpu(2**30))
+    assert not Conv3x3(16, 48).by_kernel(OnGpu(16))
+
+
 def test_normalising_with_given_statistics_has_batch_norms_gradients():
     norm = parts(3, 5, 1)[1].double()
     y, gradient = seeded(4, 5, 3, 3).double().requires_grad_(), seeded(4, 5, 3, 3).double()

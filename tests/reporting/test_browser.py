@@ -9,19 +9,12 @@ from PIL import Image
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 
-from browser import look, requests, screenshot, start_browser, tip
+from browser import look, requests, screenshot, tip
 from ccfa.cli import main
 from ccfa.reporting.page import write_report
 from synthetic_runs import synthetic_resolved, synthetic_run
 
 HOSTILE = ["<script>document.title='taken over'</script>", "{{ 7 * 7 }}", "x" * 255, "🐟 \"'&", "</title><img src=x>"]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    started = start_browser(tmp_path_factory.mktemp("profile"))
-    yield started
-    started.quit()
 
 
 @pytest.fixture(scope="module")

@@ -133,7 +133,7 @@ def test_other_data_or_stages_are_refused_with_what_differs_and_how_to_call(chan
     message = str(refused.value)
     assert re.search(f"  {row}", message)
     assert message.splitlines()[1].split() == ["runs/a", "runs/b"]
-    assert message.splitlines()[-2:] == ["  ccfa compare runs/a runs/c", "  ccfa compare runs/b"]
+    assert message.splitlines()[-2:] == ["  runs/a runs/c", "  runs/b"]
 
 
 def test_many_runs_of_two_kinds_make_a_short_refusal():

@@ -7,20 +7,13 @@ from PIL import Image
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 
-from browser import look, requests, screenshot, start_browser, tip
+from browser import look, requests, screenshot, tip
 from ccfa.reporting.comparison import compare
 from ccfa.reporting.comparison_page import write_comparison
 from comparisons import entry, podnets
 
 HOSTILE = "<script>document.title='taken over'</script>"
 METHODS = [HOSTILE, "x" * 200, *(f"method-{number}" for number in range(5))]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    started = start_browser(tmp_path_factory.mktemp("profile"))
-    yield started
-    started.quit()
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,10 @@
+import os
 from pathlib import Path
 
 import pytest
 
 from ccfa.errors import ModelError, UsageError
+from ccfa.reporting.figures import write_figure
 from ccfa.reporting.gathering import common_folder, gather
 from comparisons import entry, store
 
@@ -55,8 +57,26 @@ def test_nothing_to_compare(tmp_path):
         gather([])
     with pytest.raises(ModelError, match="does not exist"):
         gather([tmp_path / "nothing"])
-    with pytest.raises(ModelError, match="nothing to compare"):
+    with pytest.raises(ModelError, match="nothing to show"):
         gather([tmp_path / "empty"])
+
+
+def test_messages_name_the_command_that_was_typed(tmp_path):
+    with pytest.raises(UsageError, match=r"e\.g\. ccfa compare runs"):
+        gather([])
+    for kind in ("cka", "accuracy"):
+        with pytest.raises(ModelError, match=rf"e\.g\. ccfa figure {kind} runs"):
+            write_figure(kind, [tmp_path / "nothing"])
+        with pytest.raises(UsageError, match=rf"e\.g\. ccfa figure {kind} runs"):
+            write_figure(kind, [])
+
+
+def test_a_report_that_is_too_large_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "x.json"
+    path.touch()
+    os.truncate(path, 2**31)  # without blocks on the disk
+    with pytest.raises(ModelError, match="more than the"):
+        gather([path])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -7,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ccfa import cli
 from ccfa.errors import ModelError
 from ccfa.experiments import RunDirectory
 from ccfa.reporting import page as page_module
+from ccfa.reporting import rundata
 from ccfa.reporting.page import report_line, write_report
 from synthetic_runs import synthetic_resolved, synthetic_run
 
@@ -20,6 +23,16 @@ EVERYTHING = ("environment.json", "status.json", "report.json", "stages.csv", "m
               "exemplars", "pictures.npz")  # fmt: skip
 
 DAMAGEABLE = (*EVERYTHING[:5], "predictions/stage-001.npz", "exemplars/stage-002.json", "pictures.npz")
+HUGE = 10**400  # more than a float holds
+CORRUPT_CONFIGS = (
+    {"resolved": {"stage_sizes": "abc"}},
+    {"resolved": {"stage_sizes": [5, "x"]}},
+    {"resolved": {"stage_sizes": [5, 0]}},
+    {"resolved": {"class_names": 5}},
+    {"resolved": [1]},
+    {"experiment": [1]},
+    {"experiment": "podnet"},
+)
 OTHER_CONFIGS = ({}, {"experiment": None, "resolved": None}, {"experiment": {"method": "podnet", "x": 1}})
 
 
@@ -112,6 +125,68 @@ def test_configuration_of_another_version_gives_notes(run, resolved, config):
     assert 'class="note"' in text(write_report(run))
 
 
+@pytest.mark.parametrize("change", CORRUPT_CONFIGS)
+def test_configuration_that_cannot_be_is_refused_without_a_traceback(run, monkeypatch, capsys, change):
+    (part, content), *_ = change.items()
+    config = RunDirectory(run).read_json("config.json")
+    whole = {**config[part], **content} if isinstance(content, dict) else content
+    RunDirectory(run).write_json("config.json", {**config, part: whole})
+    monkeypatch.setattr(sys, "argv", ["ccfa", "report", str(run)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == ModelError.exit_code
+    assert "does not say what was run: expected" in capsys.readouterr().err
+
+
+def test_method_that_is_no_text_is_said_on_the_page_and_ends_a_resume(run, monkeypatch, capsys):
+    config = RunDirectory(run).read_json("config.json")
+    config["experiment"]["method"] = 5
+    RunDirectory(run).write_json("config.json", config)
+    assert "holds the method 5, which cannot be" in text(write_report(run))
+    RunDirectory(run).set_status("interrupted")
+    monkeypatch.setattr(sys, "argv", ["ccfa", "resume", str(run), "--device", "cpu"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == ModelError.exit_code
+    assert "holds the method 5, which cannot be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 200_000, f'{{"stage": {HUGE}}}', '{"stage": -1}', f'{{"stage": 0, "loss": {HUGE}}}', "7"]
+)
+def test_strange_lines_of_metrics_are_passed_over(run, resolved, line):
+    expected = text(write_report(run, resolved)).count("<svg")
+    lines = text(run / "metrics.jsonl")
+    (run / "metrics.jsonl").write_text(f"{line}\n{lines}")
+    assert text(write_report(run)).count("<svg") == expected
+
+
+@pytest.mark.parametrize("name", ["stages.csv", "metrics.jsonl"])
+def test_tables_and_logs_have_a_bound(run, name, monkeypatch):
+    size = (run / name).stat().st_size
+    monkeypatch.setattr(rundata, "MAX_BYTES", size)
+    assert f"{name} is missing" not in text(write_report(run))
+    monkeypatch.setattr(rundata, "MAX_BYTES", size - 1)
+    assert f"{name} is missing or damaged" in text(write_report(run))
+
+
+@pytest.mark.parametrize("name", ["stages.csv", "metrics.jsonl", "report.json", "environment.json"])
+def test_what_is_too_large_is_not_read(run, name):
+    os.truncate(run / name, 2**31)  # without blocks on the disk
+    assert f"{name} is missing or damaged" in text(write_report(run))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"num_seen": ["x"]}, {"num_seen": []}, {"overall": [0.5]}, {"overall": [None] * 3}, {"seconds": HUGE},
+     {"metrics": {"last_accuracy": "x"}}, {"metrics": {"last_accuracy": [1]}}],
+)  # fmt: skip
+def test_report_of_anything_but_numbers_becomes_a_note(run, change):
+    shutil.rmtree(run / "predictions")
+    RunDirectory(run).write_json("report.json", {**RunDirectory(run).read_json("report.json"), **change})
+    assert "report.json is missing or damaged" in text(write_report(run))
+
+
 def test_unfinished_run_says_how_far_it_came(tmp_path, resolved):
     path = tmp_path / "run"
     synthetic_run(path, resolved, num_done=1, state="interrupted")
@@ -122,9 +197,31 @@ def test_unfinished_run_says_how_far_it_came(tmp_path, resolved):
 
 def test_resumed_run_says_so(run, resolved):
     directory = RunDirectory(run)
+    begun = directory.read_json("environment.json")
     times = [{"checkpoint": 3, "differences": {"torch": ["2.12", "2.13"]}}] * 2
-    directory.write_json("environment.json", {**directory.read_json("environment.json"), "resumed": times})
+    directory.write_json("environment.json", {**begun, "resumed": times})
     assert "Finished, resumed 2 times in other surroundings" in text(write_report(run, resolved))
+    for nothing in ([], [1, None], [{"checkpoint": 3}], 5, {}):
+        directory.write_json("environment.json", {**begun, "resumed": nothing})
+        assert "resumed" not in text(write_report(run, resolved))
+
+
+def test_header_says_that_the_name_is_the_run_s(run, resolved):
+    assert re.search(r'<p class="lead">[^<]+<br>run run</p>', text(write_report(run, resolved)))
+
+
+def test_one_is_not_plural(run, resolved):
+    for stage in resolved.stages:
+        labels = RunDirectory(run).read_predictions(stage.index)["labels"]
+        predicted = labels.copy()
+        predicted[0] = 1 - labels[0]
+        RunDirectory(run).write_predictions(stage.index, {"labels": labels, "by_logits": predicted})
+        RunDirectory(run).write_exemplars(stage.index, [torch.tensor([0])])
+    page = text(write_report(run, resolved))
+    assert "The 1 pair of classes" in page
+    assert '<div class="counts">1 image, 5.0 % of the class' in page
+    assert 'alt="1 test image of' in page
+    assert "<summary>1 image of 1 class</summary>" in page
 
 
 def test_one_class_alone_has_a_page(tmp_path):

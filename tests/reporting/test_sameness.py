@@ -4,7 +4,7 @@ from ccfa.augmentation import CCFA, MIXES
 from ccfa.experiments.experiment import Experiment, experiment_method
 from ccfa.experiments.options import describe, schema
 from ccfa.methods import METHODS
-from ccfa.reporting.sameness import hashed, identity, leaves, names, without_ccfa
+from ccfa.reporting.sameness import hashed, identity, names, without_ccfa
 from comparisons import entry
 
 
@@ -55,10 +55,6 @@ def test_a_real_ccfa_unplugs_too():
     contents = [{"method": described("podnet", ccfa=plugged)} for plugged in (True, False)]
     assert contents[0] != contents[1]
     assert without_ccfa(contents[0]) == contents[1]
-
-
-def test_leaves_name_every_value_once():
-    assert dict(leaves({"a": [1, {"b": 2}], "c": "text"})) == {"a.0": 1, "a.1.b": 2, "c": "text"}
 
 
 def test_plug_ins_are_in_the_name():

@@ -1,4 +1,3 @@
-import math
 import re
 
 import numpy as np
@@ -138,11 +137,3 @@ def test_many_epochs_are_joined_within_a_stage_and_phase(tmp_path):
     first = np.mean([2 / (epoch + 1) + 0.5 for epoch in range(5)])
     assert f"epoch of the run 0\nmain: {first:.3f}<" in loss.chart
     assert f"epoch of the run 800\nbalanced: {first:.3f}<" in loss.chart
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(0.04, "0.0 s"), (59.4, "59.4 s"), (61, "1 min 01 s"), (3661, "1 h 01 min"), (math.nan, "unknown time")],
-)
-def test_durations(seconds, said):
-    assert costs.duration(seconds) == said

@@ -11,7 +11,8 @@ from ccfa.experiments.options import schema
 from ccfa.learning import Progress
 from ccfa.methods import METHODS
 from ccfa.reporting import terminal
-from ccfa.reporting.terminal import Display, duration, packed, planned_images
+from ccfa.reporting.terminal import Display, packed, planned_images
+from ccfa.reporting.values import duration
 
 RESOLVED = resolve(Experiment("podnet", scenario="4,3,3", options={"epochs": "1", "balanced_epochs": "1"}))
 RESULT = {
@@ -30,14 +31,6 @@ def console(live=False, **options):
 
 def at(epoch=0, batch=0, num_epochs=2):
     return Progress(Stage(1, 4, 7), "main", epoch, num_epochs, batch, 3, 64)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0:00"), (0.4, "0:00"), (59.6, "1:00"), (61, "1:01"), (3599, "59:59"), (3600, "1:00:00"), (90061, "25:01:01")],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(

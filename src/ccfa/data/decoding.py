@@ -33,13 +33,8 @@ def require_image_size(image_size: int) -> None:
         raise UsageError(f"The image size must be from 1 to {MAX_IMAGE_SIZE} pixels, got {image_size}.")
 
 
-def decode_image(path: Path, image_size: int) -> NDArray[np.uint8]:
+def decode_image(path: Path, image_size: int) -> Decoded:
     """The first frame of a file as uint8 [3, image_size, image_size]: short side resized, centre cropped."""
-    return decode_remarked(path, image_size).pixels
-
-
-def decode_remarked(path: Path, image_size: int) -> Decoded:
-    """The same with remarks."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     require_image_size(image_size)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ccfa.data.decoding import Decoded, decode_remarked, require_image_size
+from ccfa.data.decoding import Decoded, decode_image, require_image_size
 from ccfa.data.duplicates import tell_conflicts, tell_shared
 from ccfa.data.images import ImageSet, require_same_classes
 from ccfa.errors import DataError, Notice, UsageError
@@ -173,7 +173,7 @@ def _decode_all(
 
 def _decoded_or_reason(path: Path, image_size: int) -> Decoded | str:
     try:
-        return decode_remarked(path, image_size)
+        return decode_image(path, image_size)
     except DataError as error:
         return str(error)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,8 +46,10 @@ class Report:
     @property
     def own_rule(self) -> str:
         """How the method itself predicts."""
-        method = self.config.get("resolved", {}).get("method", {})
-        nearest = method.get("predict") == "by_nearest_mean" and self.metrics_by_nearest_mean is not None
+        resolved = self.config.get("resolved")
+        method = resolved.get("method") if isinstance(resolved, dict) else None
+        by_mean = isinstance(method, dict) and method.get("predict") == "by_nearest_mean"
+        nearest = by_mean and self.metrics_by_nearest_mean is not None
         return "nearest mean" if nearest else "logits"
 
     @property
@@ -95,8 +98,11 @@ class Report:
             if type(fields[key]) not in types:
                 expected = " or ".join(expected.__name__ for expected in types)
                 raise ModelError(f"Report field {key!r} is a {type(fields[key]).__name__}, expected {expected}.")
+        for key in ("num_seen", "overall", "overall_by_nearest_mean", "seconds"):
+            _require_numbers(key, fields[key])
         for key in ("metrics", "metrics_by_nearest_mean"):
             fields[key] = _none_to_nan(fields[key])
+            _require_numbers(key, list((fields[key] or {}).values()))
         return cls(**{**fields, "seconds": float(fields["seconds"])})
 
 
@@ -119,6 +125,13 @@ def standard_error(values: Sequence[float]) -> float:
 
 def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _require_numbers(key: str, content: Any) -> None:
+    """Refuse anything else in a list of numbers, and integers that no float can hold."""
+    for value in content if isinstance(content, list) else [content or 0]:
+        if type(value) not in (int, float) or abs(value) > sys.float_info.max:
+            raise ModelError(f"Report field {key!r} holds {value!r:.60}, expected a number. Is the file damaged?")
 
 
 def _nan_to_none(metrics: dict[str, float] | None) -> dict[str, float | None] | None:

@@ -24,8 +24,10 @@ def reopen(directory: RunDirectory, data_dir: Path | None = None) -> Resolved:
     config = directory.read_json("config.json")
     resolved = resolve(experiment_of(config), data_dir)
     stored, now = config.get("resolved"), resolved.config["resolved"]
-    before, after = ({name: part.get(name) for name in _SAME_DATA} for part in (stored or {}, now))
-    if found := differences(before, after):
+    if not isinstance(stored, dict):
+        raise ModelError(f"{directory.path / 'config.json'} does not say what the experiment came to; it is damaged.")
+    names = [*_SAME_DATA, *(["fingerprints"] if "fingerprints" in stored else [])]  # older runs have none
+    if found := differences(*({name: part.get(name) for name in names} for part in (stored, now))):
         raise ModelError(
             f"{directory.path} was run on other data than those found now. Name the data of the run with --data-dir, "
             f"or put them back where they were.\n{two_columns(found)}"

@@ -14,21 +14,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 import ccfa
 from ccfa.errors import DivergedError, ModelError, Notice, ResourceError
 from ccfa.experiments.differences import differences, two_columns
-from ccfa.experiments.files import sync, write_durably
+from ccfa.experiments.files import read_bounded, sync, write_durably
+from ccfa.experiments.weights import MAX_TENSORS, parsed
 from ccfa.failpoints import failpoint
 
 FORMAT = 1
 KEPT = 2
 MANIFEST = "MANIFEST.json"
 TENSORS, STATE = "tensors.safetensors", "state.json"
-MAX_MANIFEST, MAX_HEADER, MAX_STATE = 2**16, 2**24, 2**26  # bytes
+MAX_MANIFEST, MAX_STATE = 2**16, 2**26  # bytes
 
 
 class Checkpoint(NamedTuple):
@@ -130,7 +130,7 @@ class Checkpoints:
                 f"{path} is of another experiment. Put the run's own checkpoints back, or remove {self.folder} to "
                 f"start the run again.\n{two_columns(found)}"
             )
-        tensors = _parsed_tensors(_checked(path / TENSORS, files[TENSORS]), path / TENSORS)
+        tensors = _parsed_tensors(_checked(path / TENSORS, files[TENSORS], MAX_TENSORS), path / TENSORS)
         return _finite(tensors, f"{path} holds"), state
 
 
@@ -176,24 +176,25 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _checked(path: Path, expected: Any, limit: int | None = None) -> bytes:
+def _checked(path: Path, expected: Any, limit: int) -> bytes:
     """The content of a file whose size and SHA-256 are those of the manifest."""
-    data = _read(path, limit)
+    size = expected.get("size") if isinstance(expected, dict) else None
+    data = _read(path, min(size, limit) if isinstance(size, int) else limit)
     found = _facts(data)
     if expected != found:
         raise DamagedError(f"{path} is damaged: expected {_told(expected)}, found {_told(found)}.")
     return data
 
 
-def _read(path: Path, limit: int | None = None) -> bytes:
+def _read(path: Path, limit: int) -> bytes:
     try:
         if path.is_symlink() or not path.is_file():
             raise DamagedError(f"{path} is missing or no plain file.")
-        if limit is not None and path.stat().st_size > limit:
-            raise DamagedError(f"{path} is larger than the {limit:,} bytes it may have.")
-        return path.read_bytes()
+        return read_bounded(path, limit)
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error.strerror}.") from error
+    except ModelError as error:
+        raise DamagedError(str(error)) from error
 
 
 def _parsed(data: bytes, path: Path) -> dict[str, Any]:
@@ -207,12 +208,10 @@ def _parsed(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def _parsed_tensors(data: bytes, path: Path) -> dict[str, Tensor]:
-    if not 0 < int.from_bytes(data[:8], "little") <= min(MAX_HEADER, len(data)):
-        raise DamagedError(f"{path} is no safetensors file.")
     try:
-        return load(data)
-    except (SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise DamagedError(f"{path} is no whole safetensors file ({error}).") from error
+        return parsed(data)[0]
+    except ValueError as error:
+        raise DamagedError(f"{path} is damaged ({error}).") from error
 
 
 def _finite(tensors: dict[str, Tensor], subject: str = "A checkpoint would hold") -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Two configurations side by side, where they differ."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 WIDTH = 40
@@ -9,9 +9,23 @@ WIDTH = 40
 
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Each value that is not the same in both, by its dotted name; None where one has it not."""
-    before, after = _flat(stored), _flat(now)
+    before, after = dict(leaves(stored)), dict(leaves(now))
     names = sorted(before.keys() | after.keys())
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
+
+
+def leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested dictionaries with the way to it, `phases.later.0.epochs`.
+
+    Lists are entered where they hold dictionaries or lists; what is empty, and a list of plain values, is a value.
+    """
+    items = list(content.items()) if isinstance(content, Mapping) else []
+    if isinstance(content, list) and any(isinstance(item, Mapping | list) for item in content):
+        items = list(enumerate(content))
+    if not items and prefix:
+        yield prefix, content
+    for key, value in items:
+        yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
 
 
 def two_columns(found: Mapping[str, tuple[Any, Any]], first: str = "stored", second: str = "now") -> str:
@@ -20,13 +34,6 @@ def two_columns(found: Mapping[str, tuple[Any, Any]], first: str = "stored", sec
     rows += [(name, _short(stored), _short(now)) for name, (stored, now) in found.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return "\n".join(f"  {name:{widths[0]}}  {stored:{widths[1]}}  {now}" for name, stored, now in rows)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
 
 
 def _short(value: Any) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 
 import ccfa
 from ccfa import data as datasets
@@ -60,13 +60,28 @@ def experiment_of(config: dict[str, Any]) -> Experiment:
     stored = config.get("experiment")
     if not isinstance(stored, dict) or "method" not in stored:
         raise ModelError("The configuration holds no experiment; config.json is damaged or not of a run.")
-    known = {field.name for field in dataclasses.fields(Experiment)}
-    if surplus := sorted(set(stored) - known):
+    known = {field.name: field.type for field in dataclasses.fields(Experiment)}
+    if surplus := sorted(set(stored) - known.keys()):
         raise ModelError(
             f"The configuration holds {', '.join(surplus)}, which ccfa {ccfa.__version__} does not know: "
             f"it was written by another version."
         )
+    for name, value in stored.items():
+        if not _is_a(known[name], value):
+            raise ModelError(
+                f"The configuration holds the {name} {value!r:.60}, which cannot be; config.json is damaged. "
+                f"Bring it back from a copy, or run the experiment again."
+            )
     return Experiment(**stored)
+
+
+def _is_a(kind: Any, value: Any) -> bool:
+    """Whether a value from JSON fits a field's type."""
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+    if isinstance(value, bool):  # which Python takes for a number
+        return kind is bool
+    return isinstance(value, (int | float) if kind is float else kind)
 
 
 class Resolved(NamedTuple):

@@ -4,6 +4,7 @@ import csv
 import errno
 import io
 import os
+import stat
 import tempfile
 import zipfile
 import zlib
@@ -64,12 +65,34 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def require_place(path: Path) -> None:
-    """Refuse a place where no directory can be made, before anything is read for it."""
-    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    """Refuse a place where nothing can be put, before anything is read for it; nothing is left there."""
+    whole = path.absolute()
+    if whole.is_dir() and os.access(whole, os.W_OK | os.X_OK):
+        return  # and is not touched
+    existing = next(folder for folder in (whole, *whole.parents) if folder.exists())
     try:
-        os.rmdir(tempfile.mkdtemp(prefix=".ccfa-", dir=parent))
+        os.rmdir(tempfile.mkdtemp(prefix=".ccfa-", dir=existing))
     except OSError as error:
         raise ResourceError(f"Could not create {path}: {error.strerror}.") from error
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """The bytes of a plain file, which may have so many; a ModelError, without reading them, where it has more."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would be waited for
+    with open(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ModelError(f"{path} is no plain file.")
+        if facts.st_size > limit:
+            raise ModelError(f"{path} has {facts.st_size:,} bytes, more than the {limit:,} it may have.")
+        return file.read(facts.st_size)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays as a compressed .npz file without pickles."""
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **arrays)
+    write_atomically(path, content.getvalue())
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:

@@ -3,8 +3,10 @@
 import hashlib
 import json
 import threading
+import time
+import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -12,8 +14,9 @@ from torch import Tensor
 
 import ccfa
 from ccfa.data import Stage
+from ccfa.errors import Notice, ResourceError
 from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.files import write_atomically
+from ccfa.experiments.files import require_place, write_atomically
 from ccfa.experiments.options import describe
 from ccfa.experiments.weights import pack, unpack
 from ccfa.learning import Learner
@@ -25,18 +28,28 @@ class FirstStages:
     """A folder of networks after the first stage's training, each under the digest of everything it was made from."""
 
     def __init__(self, folder: Path) -> None:
+        require_place(folder)
         self.folder = folder
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
-    def learn(self, learner: Learner, stage: Stage, key: str) -> None:
-        """Learn the first stage, or take it from the one who has: same weights, same everything after."""
+    def learn(
+        self, learner: Learner, stage: Stage, key: str, on_turn: Callable[[float], None] = lambda seconds: None
+    ) -> None:
+        """Learn the first stage, or take it from the one who has: same weights, same everything after.
+
+        `on_turn` is told for how many seconds another run of this process, which may have trained it, was waited for.
+        """
+        began = time.monotonic()
         with self._locks[key]:  # of several runs in this process, one trains and the others wait
+            on_turn(time.monotonic() - began)
+            learner.on_pause()  # all may have been asked to stop meanwhile
             learner.begin(stage)
-            trained = None if learner.interrupted else self.load(key)
+            trained = self.load(key)
             if trained is None:
                 learner.optimise()
-                self.store(key, learner.network)
+                self._store_or_warn(key, learner.network)
             else:
+                learner.interrupted.clear()  # what was begun here, another run has finished
                 learner.network.head.drop_auxiliary()
                 learner.network.load_state_dict(trained)
         learner.conclude()
@@ -54,8 +67,17 @@ class FirstStages:
 
     def store(self, key: str, network: torch.nn.Module) -> None:
         """Keep a network for others."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ResourceError(f"Could not create {self.folder}: {error.strerror}.") from error
         write_atomically(self.path(key), pack(network))
+
+    def _store_or_warn(self, key: str, network: torch.nn.Module) -> None:
+        try:
+            self.store(key, network)
+        except ResourceError as error:  # what others would save is not worth a run
+            warnings.warn(Notice(f"{error} This first stage is not kept for other runs."), stacklevel=2)
 
 
 def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torch.device) -> str:

@@ -8,7 +8,7 @@ import platform
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ccfa.errors import LockedError, Notice, ResourceError
@@ -26,11 +26,44 @@ def locked(directory: Path) -> Iterator[None]:
     try:
         _take(file, directory)
         holder = {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        os.truncate(file, 0)
-        os.pwrite(file, json.dumps(holder).encode(), 0)
+        with suppress(OSError):  # a full disk costs the information alone
+            os.truncate(file, 0)
+            os.pwrite(file, json.dumps(holder).encode(), 0)
         yield
     finally:
         os.close(file)  # lets go of the lock
+
+
+@contextmanager
+def left_alone(directory: Path) -> Iterator[None]:
+    """Hold a run directory that has been written, and leave no trace in it; refused where somebody is at work."""
+    with _opened(directory / NAME) as file:  # where there is none, nobody was ever at work
+        if file is not None:
+            _take(file, directory)
+        yield
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until nobody else is in here for the same folder; without a trace, and where there are no locks, at once."""
+    with _opened(folder) as file:
+        if file is not None:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
+    """A descriptor for locks; None where the path cannot be opened."""
+    file = None
+    with suppress(OSError):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield file
+    finally:
+        if file is not None:
+            os.close(file)
 
 
 def _take(file: int, directory: Path) -> None:

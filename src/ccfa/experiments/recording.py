@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from ccfa.data import Stage
-from ccfa.errors import Notice, ResourceError, Stopped
+from ccfa.errors import DivergedError, Notice, ResourceError, Stopped
 from ccfa.experiments.checkpoint import Checkpoints
 from ccfa.experiments.rundir import RunDirectory
 from ccfa.experiments.stopping import Stop
@@ -60,11 +60,13 @@ class Recorder:
         """Pass it on; store the run if that is due, and end it if that was asked for."""
         self.audience.on_batch(progress, losses)
         self._fail_on_demand(progress)
-        if code := self.stop.asked():
-            place = f"Stopped at stage {progress.stage.index}, phase {progress.phase}, epoch {progress.epoch}"
-            raise Stopped(f"{place}; {self._saved()} {self._how_to_continue}", code)
-        if self._is_due(progress):
-            self._save_or_warn()
+        try:
+            if code := self.stop.asked():
+                raise Stopped(f"Stopped at {_place(progress)}; {self._saved()} {self._how_to_continue}", code)
+            if self._is_due(progress):
+                self._save_or_warn()
+        except DivergedError as error:
+            raise self._located(error, progress, losses) from error
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
         """Write the epoch down and pass it on."""
@@ -89,6 +91,10 @@ class Recorder:
     def begin_stage(self, seconds: float = 0.0) -> None:
         """Start the stage's clock, which stood at so many seconds when it was stored."""
         self.stage_began = time.monotonic() - seconds
+
+    def leave_out(self, seconds: float) -> None:
+        """Take time that was spent waiting for another run out of the stage's."""
+        self.stage_began += seconds
 
     def end_stage(self, row: dict[str, Any]) -> None:
         """Write down a stage that is done; an error if that is not possible."""
@@ -135,6 +141,22 @@ class Recorder:
             return f"not saved: {error}"
         return "saved."
 
+    def _located(self, error: DivergedError, progress: Progress, losses: dict[str, torch.Tensor]) -> DivergedError:
+        """The error of a checkpoint, which knows tensors only, with the place where training stands."""
+        at_work = self.learner.at_work if self.learner else []
+        details: dict[str, Any] = {
+            "stage": progress.stage.index,
+            "phase": progress.phase,
+            "epoch": progress.epoch,
+            "batch": progress.batch,
+            "losses": {name: float(loss) for name, loss in losses.items()},
+        }
+        told = f"{error} It was found in {_place(progress)}"
+        if at_work:
+            details["lr"] = float(at_work[-1].prepared.optimiser.param_groups[0]["lr"])
+            told += f", at a learning rate of {details['lr']:.3g}"
+        return DivergedError(f"{told}.", details)
+
     @property
     def _how_to_continue(self) -> str:
         return f"Continue with: ccfa resume {self.directory.path}"
@@ -145,3 +167,7 @@ class Recorder:
             action = failpoint("phase") or action
         if action == "nan" and self.learner:
             next(self.learner.network.parameters()).data.fill_(float("nan"))
+
+
+def _place(progress: Progress) -> str:
+    return f"stage {progress.stage.index}, phase {progress.phase}, epoch {progress.epoch}"

@@ -37,12 +37,16 @@ def resolve_again(directory: RunDirectory, data_dir: Path | None = None) -> Reso
 def speed_again(
     directory: RunDirectory, device: str, precision: Precision | None, compile: bool, graph: bool
 ) -> tuple[torch.device, Acceleration]:
-    """Device and precision as asked for or, where nothing is asked, as the run was begun with."""
+    """Device and precision as asked for or, where nothing is asked, as the run was begun with.
+
+    What was switched off for the run, compilation or graphs, stays off on the kind of device it was begun on.
+    """
     begun = directory.read_json("environment.json")
     chosen = pick_device(str(begun.get("torch_device", "auto")) if device == "auto" else device)
     same_kind = str(begun.get("torch_device", "")).startswith(chosen.type)
-    before = begun.get("acceleration", {}).get("precision") if same_kind else None
-    return chosen, Acceleration.for_device(chosen, precision or before, compile, graph)
+    before = begun.get("acceleration", {}) if same_kind else {}
+    compile, graph = compile and before.get("compile", True), graph and before.get("graph", True)
+    return chosen, Acceleration.for_device(chosen, precision or before.get("precision"), compile, graph)
 
 
 def note_surroundings(directory: RunDirectory, device: torch.device, acceleration: Acceleration, number: int) -> None:

@@ -1,9 +1,8 @@
 """A run directory: every file written whole or not at all, nothing in it a pickle."""
 
-import io
 import json
 import os
-import shutil
+import secrets
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,13 +17,24 @@ from torch import Tensor
 from ccfa.errors import ModelError, Notice, ResourceError, UsageError
 from ccfa.evaluation import Report
 from ccfa.experiments.differences import differences, two_columns
-from ccfa.experiments.files import read_arrays, require_place, sync, write_atomically, write_table
+from ccfa.experiments.files import (
+    read_arrays,
+    read_bounded,
+    require_place,
+    sync,
+    write_arrays,
+    write_atomically,
+    write_table,
+)
+from ccfa.experiments.lock import one_at_a_time
 from ccfa.experiments.weights import pack
 from ccfa.failpoints import failpoint
 from ccfa.learning.acceleration import Acceleration
 
 FOLDERS = ("predictions", "networks", "exemplars")
+RECORDS = ("environment.json", "status.json", "config.json")
 LOGS = ("metrics.jsonl", "log.txt")
+ERRORS = "errors.txt"  # never cut
 MAX_BYTES = 2**27  # of a JSON file; no run comes near it
 
 
@@ -47,33 +57,49 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, config: dict[str, Any], environment: dict[str, Any]) -> "RunDirectory":
-        """A new directory; one that exists already is never touched."""
-        cls.require_new(path)
+        """A new directory, there as a whole or not at all; one that exists already is never touched."""
+        hidden = cls(path.with_name(f".ccfa-{secrets.token_hex(8)}"))
         try:
-            path.mkdir(parents=True)
-            for name in FOLDERS:
-                (path / name).mkdir()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with one_at_a_time(path.parent):
+                cls.require_new(path)
+                hidden._make(config, environment)
+                os.rename(hidden.path, path)
+                sync(path.parent)
         except OSError as error:
+            if os.path.lexists(path):  # on a file system without locks somebody was faster
+                cls.require_new(path)
             raise ResourceError(f"Could not create {path}: {error.strerror}.") from error
-        directory = cls(path)
-        directory.write_json("environment.json", environment)
-        directory.set_status("running")
-        directory.write_json("config.json", config)  # last: with it the directory is a run that can be continued
-        return directory
+        finally:
+            _remove_unused(hidden.path)
+        return cls(path)
+
+    def _make(self, config: dict[str, Any], environment: dict[str, Any]) -> None:
+        self.path.mkdir()
+        for name in FOLDERS:
+            (self.path / name).mkdir()
+        self.write_json("environment.json", environment)
+        self.set_status("running")
+        self.write_json("config.json", config)
 
     @classmethod
     def create_or_continue(cls, path: Path, config: dict[str, Any], environment: dict[str, Any]) -> "RunDirectory":
         """A new directory, or that of an unfinished run of this very experiment."""
-        if (path / "config.json").exists():
-            return cls(path)
-        if _never_began(path):
-            shutil.rmtree(path)
-        return cls.create(path, config, environment)
+        if not (path / "config.json").exists():
+            with one_at_a_time(path.parent):
+                if _is_unused(path):
+                    _remove_unused(path)
+            try:
+                return cls.create(path, config, environment)
+            except UsageError:
+                if not (path / "config.json").exists():  # nobody was faster
+                    raise
+        return cls(path)
 
     @classmethod
     def finished(cls, path: Path, config: dict[str, Any], acceleration: Acceleration) -> Report | None:
         """The report of a finished run of this very experiment, or None where there is more to do."""
-        if not path.exists() or _never_began(path):
+        if not path.exists() or _is_unused(path):
             return None
         directory = cls(path)
         if found := differences(directory.read_json("config.json"), config):
@@ -111,9 +137,7 @@ class RunDirectory:
 
     def _read(self, name: str) -> str:
         try:
-            if (size := (self.path / name).stat().st_size) > MAX_BYTES:
-                raise ModelError(f"{self.path / name} has {size:,} bytes, more than the {MAX_BYTES:,} it may have.")
-            return (self.path / name).read_text(encoding="utf-8")
+            return read_bounded(self.path / name, MAX_BYTES).decode()
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"{self.path} is not a complete run directory: cannot read {name} ({error}).") from error
 
@@ -126,7 +150,7 @@ class RunDirectory:
         self.write_json("status.json", {"state": state, "pid": os.getpid(), **details})
 
     def append(self, name: str, line: str) -> None:
-        """Add a line to a log; a full disk costs the line and not the run."""
+        """Add a line to a log, or an error to errors.txt; a full disk costs the line and not the run."""
         path = self.path / name
         if not self.path.is_dir():
             raise ResourceError(f"Could not add to {path}: its directory is gone.")
@@ -166,9 +190,7 @@ class RunDirectory:
 
     def write_predictions(self, stage: int, arrays: dict[str, NDArray[np.int64]]) -> None:
         """Write a stage's labels and predictions."""
-        content = io.BytesIO()
-        np.savez_compressed(content, allow_pickle=False, **arrays)
-        write_atomically(self.path / "predictions" / f"stage-{stage:03d}.npz", content.getvalue())
+        write_arrays(self.path / "predictions" / f"stage-{stage:03d}.npz", arrays)
 
     def read_predictions(self, stage: int) -> dict[str, NDArray[np.int64]]:
         """A stage's labels and predictions."""
@@ -193,7 +215,25 @@ class RunDirectory:
         write_atomically(self.path / "networks" / f"stage-{stage:03d}.safetensors", pack(network))
 
 
-def _never_began(path: Path) -> bool:
-    """Whether a run was killed while its directory was made: it has no config.json, and nothing else to lose."""
-    made = {*FOLDERS, "environment.json", "status.json"}
-    return path.is_dir() and all(name in made or name.startswith(".") for name in os.listdir(path))
+def _is_unused(path: Path) -> bool:
+    """Whether an older version was killed while it made this directory: it left empty folders, then two records."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    try:
+        names = set(os.listdir(path))
+        folders = [path / name for name in FOLDERS if name in names]
+        made = set(FOLDERS) | (set(RECORDS[:2]) if len(folders) == len(FOLDERS) else set())
+        return names <= made and not any(folder.is_symlink() or any(folder.iterdir()) for folder in folders)
+    except OSError:  # not folders, not readable, or gone
+        return False
+
+
+def _remove_unused(path: Path) -> None:
+    """Remove a directory in which nothing was done yet, name by name: what is not ours stays, and so does it."""
+    with suppress(OSError):
+        for folder in (path / name for name in FOLDERS):
+            if folder.exists():
+                folder.rmdir()
+        for name in RECORDS:
+            (path / name).unlink(missing_ok=True)
+        path.rmdir()

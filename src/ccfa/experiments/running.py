@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 import traceback
 from contextlib import suppress
 from typing import Any
@@ -19,7 +20,7 @@ from ccfa.experiments.first_stage import FirstStages, first_stage_key
 from ccfa.experiments.lock import locked
 from ccfa.experiments.recording import Audience, Recorder
 from ccfa.experiments.resuming import note_surroundings, take_up
-from ccfa.experiments.rundir import RunDirectory
+from ccfa.experiments.rundir import ERRORS, RunDirectory
 from ccfa.experiments.space import warn_if_short
 from ccfa.experiments.stopping import Stop
 from ccfa.failpoints import failpoint
@@ -86,7 +87,7 @@ def _learn_all(
     _take_up(learner, resolved, recorder, evaluations)
     for stage in stages[len(recorder.rows) :]:
         if stage.index == 0 and first_stages:
-            first_stages.learn(learner, stage, first_stage_key(resolved, acceleration, device))
+            first_stages.learn(learner, stage, first_stage_key(resolved, acceleration, device), recorder.leave_out)
         else:
             learner.learn(stage)
         _require_finite(learner.network, stage)
@@ -133,7 +134,8 @@ def _end(directory: RunDirectory, state: str, error: Exception | None = None) ->
     with suppress(ResourceError):
         directory.set_status(state, **({"error": str(error)} if error else {}))
         if error:
-            directory.append("log.txt", f"error: {error}" if isinstance(error, CcfaError) else traceback.format_exc())
+            told = f"error: {error}" if isinstance(error, CcfaError) else traceback.format_exc()
+            directory.append(ERRORS, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {told}")
 
 
 def _diagnose(directory: RunDirectory, error: DivergedError, learner: Learner | None) -> None:

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import torch
 
-from ccfa.errors import CcfaError, UsageError
+from ccfa.errors import CcfaError, Stopped, UsageError
 from ccfa.evaluation import Report
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.first_stage import FirstStages
 from ccfa.experiments.recording import Audience
-from ccfa.experiments.rundir import RunDirectory
+from ccfa.experiments.rundir import ERRORS, RunDirectory
 from ccfa.experiments.running import CHECKPOINT_MINUTES, run
 from ccfa.experiments.stopping import Stop
 from ccfa.learning.acceleration import Acceleration, own_stream
@@ -26,11 +26,11 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a job: its report, or the error that ended it."""
+    """What became of a job: its report, or what ended it before."""
 
     job: Job
     report: Report | None
-    error: CcfaError | None
+    error: CcfaError | Stopped | None
 
 
 def run_all(
@@ -54,8 +54,13 @@ def run_all(
                 settings = device, acceleration, first_stages, stop, checkpoint_minutes
                 report = run(job.resolved, job.directory, job.audience, *settings)
             outcome = Outcome(job, report, None)
+        except Stopped as stopped:
+            on_end(Outcome(job, None, stopped))
+            raise
         except CcfaError as error:
             outcome = Outcome(job, None, error)
+        except Exception as error:  # of one's own method, say, whose other runs may be well
+            outcome = Outcome(job, None, _told(error, job))
         on_end(outcome)
         return outcome
 
@@ -72,3 +77,10 @@ def run_all(
             stop.code = stop.asked() or 130
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _told(error: Exception, job: Job) -> CcfaError:
+    """An unexpected error in one line; the rest is written down."""
+    told = CcfaError(f"{type(error).__name__}: {error}. The traceback is in {job.directory.path / ERRORS}.")
+    told.__cause__ = error
+    return told

@@ -1,18 +1,20 @@
 """A sweep: methods x {alone, with CCFA} x class orders x seeds, each a run of its own."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
 
 from ccfa.augmentation import CCFA
-from ccfa.errors import Stopped, UsageError, unknown
+from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, unknown
 from ccfa.evaluation import Report
 from ccfa.experiments.environment import environment
 from ccfa.experiments.experiment import Experiment, Resolved, build_method, experiment_method, factory, resolve
 from ccfa.experiments.first_stage import FirstStages
+from ccfa.experiments.lock import left_alone, locked
 from ccfa.experiments.options import schema
 from ccfa.experiments.recording import Audience
 from ccfa.experiments.rundir import RunDirectory
@@ -26,11 +28,16 @@ Key = tuple[str, bool]
 """A method, and whether CCFA is plugged in."""
 
 
-class Cell(NamedTuple):
-    """A method with or without CCFA: its reports by (order, seed), or the reason why there are none."""
+@dataclass(frozen=True)
+class Cell:
+    """A method with or without CCFA: its reports by (order, seed), or the reason why there are none.
+
+    Errors are those of runs that failed, by their name.
+    """
 
     reports: dict[tuple[str, int], Report]
     reason: str = ""
+    errors: dict[str, CcfaError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,9 +104,11 @@ def sweep(
     stop: Stop | None = None,
     checkpoint_minutes: float = CHECKPOINT_MINUTES,
 ) -> dict[Key, Cell]:
-    """Run what is not finished yet, and tell all of it."""
+    """Run what is not finished yet, and tell all of it; a second sweep in the same folder is refused."""
+    with left_alone(out):
+        pass  # refused at once, before any data is read
     cells: dict[Key, Cell] = {}
-    jobs: list[Job] = []
+    left: list[Resolved] = []
     for key, experiment in plan.experiments():
         try:
             experiment_method(experiment)
@@ -109,26 +118,50 @@ def sweep(
             cells[key] = Cell({}, str(error))  # CCFA has no meaning for this method
             continue
         resolved = resolve(experiment, data_dir)
-        path = out / experiment.name
         cells.setdefault(key, Cell({}))
-        if report := RunDirectory.finished(path, resolved.config, acceleration):
+        if report := RunDirectory.finished(out / experiment.name, resolved.config, acceleration):
             cells[key].reports[_of(resolved)] = report
         else:
-            suit_threads(resolved.train.images[0].numel())
-            directory = RunDirectory.create_or_continue(path, resolved.config, environment(device, acceleration))
-            jobs.append(Job(resolved, directory, audience(resolved, directory)))
-    try:
-        outcomes = run_all(jobs, device, acceleration, at_once, first_stages, on_end, stop, checkpoint_minutes)
-    except Stopped as stopped:
-        told = "Stopped; the runs at work are saved. Repeat the command to continue."
-        raise Stopped(told, stopped.exit_code) from stopped
-    for outcome in outcomes:
-        if outcome.error:
-            raise outcome.error
-        experiment = outcome.job.resolved.experiment
-        if outcome.report:
-            cells[experiment.method, experiment.ccfa].reports[_of(outcome.job.resolved)] = outcome.report
+            left.append(resolved)
+    if not left:
+        return cells
+    suit_threads(left[0].train.images[0].numel())
+    with _held(out):
+        surroundings = environment(device, acceleration)
+        jobs = [_job(resolved, out, surroundings, audience) for resolved in left]
+        try:
+            outcomes = run_all(jobs, device, acceleration, at_once, first_stages, on_end, stop, checkpoint_minutes)
+        except Stopped as stopped:
+            told = "Stopped; the runs at work are saved. Repeat the command to continue."
+            raise Stopped(told, stopped.exit_code) from stopped
+    for job, report, ended in outcomes:
+        cell = cells[job.resolved.experiment.method, job.resolved.experiment.ccfa]
+        if report:
+            cell.reports[_of(job.resolved)] = report
+        if isinstance(ended, CcfaError):
+            cell.errors[job.directory.path.name] = ended
     return cells
+
+
+@contextmanager
+def _held(out: Path) -> Iterator[None]:
+    """The sweep's folder, for itself alone."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResourceError(f"Could not create {out}: {error.strerror}. Choose another with --out.") from error
+    with locked(out):
+        yield
+
+
+def _job(
+    resolved: Resolved,
+    out: Path,
+    surroundings: dict[str, Any],
+    audience: Callable[[Resolved, RunDirectory], Audience],
+) -> Job:
+    directory = RunDirectory.create_or_continue(out / resolved.experiment.name, resolved.config, surroundings)
+    return Job(resolved, directory, audience(resolved, directory))
 
 
 def _of(resolved: Resolved) -> tuple[str, int]:

@@ -4,14 +4,16 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ccfa.errors import ModelError
+from ccfa.experiments.files import read_bounded
 
-MAX_HEADER = 2**24  # bytes
+MAX_HEADER, MAX_TENSORS = 2**24, 2**32  # bytes; no network comes near them
 _KEY = "sha256"
 
 
@@ -24,19 +26,26 @@ def pack(network: nn.Module) -> bytes:
 def unpack(path: Path, remedy: str) -> dict[str, Tensor]:
     """The weights in a file, which must be as they were written; else an error that ends with the remedy."""
     try:
-        content = path.read_bytes()
-        if content[8:9] != b"{" or int.from_bytes(content[:8], "little") > min(MAX_HEADER, len(content)):
-            raise ValueError("no safetensors file")
-        weights = load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        weights, metadata = parsed(read_bounded(path, MAX_TENSORS))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}. {remedy}") from error
-    except (SafetensorError, ValueError, TypeError, KeyError) as error:
+    except (ModelError, ValueError) as error:
         raise ModelError(f"{path} is damaged ({error}). {remedy}") from error
-    expected = header.get("__metadata__", {}).get(_KEY)
+    expected = metadata.get(_KEY)
     if expected is not None and expected != _digest(weights):  # ccfa 0.1.0 wrote none
         raise ModelError(f"{path} is damaged: its digest is not {expected}. {remedy}")
     return weights
+
+
+def parsed(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a safetensors file, and what it says about itself; a ValueError where it is none."""
+    length = int.from_bytes(content[:8], "little")
+    if content[8:9] != b"{" or not 0 < length <= min(MAX_HEADER, len(content)):
+        raise ValueError("no safetensors file")
+    try:
+        return load(content), json.loads(content[8 : 8 + length]).get("__metadata__") or {}
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"no whole safetensors file: {error}") from error
 
 
 def _digest(weights: Mapping[str, Tensor]) -> str:

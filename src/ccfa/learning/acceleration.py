@@ -68,13 +68,13 @@ class Acceleration:
         return _compiled(function) if self.compile else function
 
     @contextmanager
-    def aside(self, device: torch.device) -> Iterator[Callable[[], None]]:
-        """Work beside the rest of the step, until the rest calls what this gives: branches of one graph."""
+    def aside(self, name: str, device: torch.device) -> Iterator[Callable[[], None]]:
+        """Work beside the rest of the step, until the rest calls what this gives, as it must: a branch of the graph."""
         if not self.graph or device.type != "cuda":
             yield _go_on
             return
         main = torch.cuda.current_stream(device)
-        side, done = _side_stream(main), torch.cuda.Event()
+        side, done = _side_stream(name, main), torch.cuda.Event()
         side.wait_stream(main)
         with torch.cuda.stream(side):
             yield lambda: main.wait_event(done)
@@ -105,8 +105,12 @@ def _go_on() -> None:
 
 
 @functools.cache
-def _side_stream(main: torch.cuda.Stream) -> torch.cuda.Stream:
-    """The one stream beside another. Its memory is safe to reuse: each branch starts by waiting for the main one."""
+def _side_stream(name: str, main: torch.cuda.Stream) -> torch.cuda.Stream:
+    """The stream of a branch. Each has its own, since freed memory is reused on the stream that it came from.
+
+    What a branch made may be freed while the main stream still reads it, in backward say; the branch itself does not
+    run again before it has waited for the main stream.
+    """
     return torch.cuda.Stream(main.device)
 
 
@@ -197,6 +201,8 @@ def pick_device(name: str) -> torch.device:
             f"{name} was asked for, but torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices. "
             f"Try --device cpu, or install a CUDA build of torch (see the README)."
         )
+    if device.index is not None:
+        torch.cuda.set_device(device)  # streams, graphs and kernels are made on the current one
     return device
 
 

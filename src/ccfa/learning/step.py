@@ -18,20 +18,20 @@ def step_losses(learner: "Learner", rows: Tensor, phase: Phase, generator: Gener
     method, head, previous = learner.method, learner.network.head, learner.previous
     aside = learner.acceleration.aside
     mixed = mixed_images(learner, rows, phase, generator)
-    with aside(learner.device) as previous_ready:
+    with aside("previous", learner.device) as previous_ready:
         previous_features = features_of_previous(learner, mixed, phase)
     features = learner.acceleration.features(learner.network.backbone, mixed.images, mixed.mixing)
     batch = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)
-    with aside(learner.device) as samples_ready:
+    with aside("samples", learner.device) as samples_ready:
         samples = augmented(learner, batch, len(rows), phase, generator)
 
     def share() -> Tensor:
         samples_ready()
         return batch.weights.sum() / samples.weights.sum()
 
+    previous_ready()
     penalties: dict[str, Tensor] = {}
     if previous and previous_features:
-        previous_ready()
         old = (previous.head, previous_features)
         step = Step(learner.stage, mixed.labels[:, 0], head, features, *old, generator, batch, share)
         penalties = {term.name: term(step) for term in learner.terms}

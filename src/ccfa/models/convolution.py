@@ -27,33 +27,29 @@ class Conv3x3(nn.Conv2d):
         return kernel.conv3x3(x.bfloat16(), self.weight, self.stride[0])
 
     def by_kernel(self, x: Tensor) -> bool:
-        """Whether our kernels convolve this map: on a GPU, in bfloat16, from and to few channels."""
+        """Whether our kernels convolve this map: on a GPU, in bfloat16, of few channels, counted in 32 bits."""
         in_bfloat16 = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
         images = self.in_channels < min(NARROW) and not x.requires_grad
         narrow = self.out_channels in NARROW and (self.in_channels in NARROW or images)
-        return x.is_cuda and in_bfloat16 and narrow
+        num_pixels = x.numel() // self.in_channels
+        countable = num_pixels * max(self.in_channels, self.out_channels) < 2**31
+        return x.is_cuda and in_bfloat16 and narrow and countable
 
 
 def normalised(conv: Conv3x3, norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
     """norm(conv(x)); in training the kernel takes the batch's sums while it convolves, instead of reading it again."""
-    if kernel is None or not (norm.training and conv.by_kernel(x)):
+    if kernel is None or norm.momentum is None or not (norm.training and conv.by_kernel(x)):
         return norm(conv(x))
     y, sums = kernel.conv3x3_with_sums(x.bfloat16(), conv.weight, conv.stride[0])
     with torch.no_grad():
         count = y.numel() / y.shape[1]
         mean, squares = sums.sum(0) / count
         variance = (squares - mean.square()).clamp(min=0)
-        update_running(norm, mean, variance * (count / (count - 1)))
+        if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
+            norm.running_mean.lerp_(mean, norm.momentum)
+            norm.running_var.lerp_(variance * (count / (count - 1)), norm.momentum)
+            norm.num_batches_tracked.add_(1)
     return Normalise.apply(y, mean, torch.rsqrt(variance + norm.eps), norm.weight, norm.bias)
-
-
-def update_running(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
-    """Move the running statistics towards a batch's, as batch norm does."""
-    if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
-        return
-    norm.running_mean.lerp_(mean, norm.momentum or 0.0)
-    norm.running_var.lerp_(variance, norm.momentum or 0.0)
-    norm.num_batches_tracked.add_(1)
 
 
 class Normalise(torch.autograd.Function):

@@ -30,7 +30,7 @@ MAX_DOTS = 60
 
 
 class Series(NamedTuple):
-    """One line: y at each x, NaN where there is none, with an optional band; `line=False` draws points alone."""
+    """One line: y at each x, NaN where there is none, with an optional band."""
 
     name: str
     x: Sequence[float]
@@ -39,7 +39,6 @@ class Series(NamedTuple):
     high: Sequence[float] | None = None
     colour: int | None = None  # 0 is the accent; by default the position in the chart
     dashed: bool = False
-    line: bool = True
 
 
 def line_chart(
@@ -167,10 +166,10 @@ def _line(one: Series, axes: Axes) -> str:
     style = f"c{(one.colour or 0) % NUM_COLOURS}" + (" dashed" if one.dashed else "")
     drawn = ""
     for piece in pieces:
-        if one.line and len(piece) > 1:
+        if len(piece) > 1:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in piece)
             drawn += f'<polyline class="line {style}" points="{path}"/>'
-    if len(points) <= MAX_DOTS or not one.line:
+    if len(points) <= MAX_DOTS:
         drawn += "".join(f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in points)
     return drawn
 

@@ -7,8 +7,9 @@ from markupsafe import Markup
 
 from ccfa.reporting.axes import number
 from ccfa.reporting.charts import Series, column_chart, line_chart, mean_of_finite
-from ccfa.reporting.rundata import RunData
+from ccfa.reporting.rundata import RunData, as_number
 from ccfa.reporting.sections import Figure
+from ccfa.reporting.values import counted, duration
 
 MAX_POINTS = 400  # of a line: more than that are not told apart on a screen
 NOT_LOSSES = {"stage", "phase", "epoch", "lr", "images_per_second", "loss"}
@@ -23,7 +24,9 @@ def time_figure(run: RunData) -> Figure:
         "Time",
         f"Wall-clock seconds of each stage, evaluation included; {duration(total)} in all. "
         "A first stage taken over from another run takes no time.",
-        column_chart(stages, [("time", seconds)], f"{len(stages)} stages, {total:.0f} s.", "stage", "seconds", " s"),
+        column_chart(
+            stages, [("time", seconds)], f"{counted(len(stages), 'stage')}, {total:.0f} s.", "stage", "seconds", " s"
+        ),
         (["stage", "seconds"], [[stage, number(value)] for stage, value in zip(stages, seconds, strict=True)]),
     )
 
@@ -36,7 +39,9 @@ def throughput_figure(run: RunData) -> Figure:
         speeds.setdefault(record["stage"], []).append(_value(record, "images_per_second"))
     means = {stage: mean_of_finite(values) for stage, values in sorted(speeds.items())}
     series = [Series("images per second", list(means), list(means.values()))]
-    chart = line_chart(series, f"Throughput of {len(means)} stages.", "stage", "images/s", "", 0, from_zero=True)
+    chart = line_chart(
+        series, f"Throughput of {counted(len(means), 'stage')}.", "stage", "images/s", "", 0, from_zero=True
+    )
     rows = [[str(stage), number(mean, decimals=0)] for stage, mean in means.items()]
     return Figure("Throughput", meaning, chart, (["stage", "images per second"], rows))
 
@@ -61,16 +66,6 @@ def loss_figures(run: RunData) -> list[Figure]:
     return figures
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    if not math.isfinite(seconds):
-        return "unknown time"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
-
-
 def _epochs(title: str, meaning: str, curves: dict[str, list[float]], run: RunData, size: int) -> Figure:
     groups = _neighbours(run.epochs, size)
     places = [group.start for group in groups]
@@ -82,7 +77,7 @@ def _epochs(title: str, meaning: str, curves: dict[str, list[float]], run: RunDa
     starts = [at for at in range(1, len(stages)) if stages[at] != stages[at - 1]]
     marks = starts if len(starts) <= 25 else []
     meaning += " Hairlines part the stages." if marks else ""
-    label = f"{title} over {len(stages)} epochs of {len(starts) + 1} stages."
+    label = f"{title} over {counted(len(stages), 'epoch')} of {counted(len(starts) + 1, 'stage')}."
     chart = line_chart(series, label, "epoch of the run", "loss", "", 3, marks, from_zero=True)
     return Figure(title, meaning, chart, _last_of_stages(curves, stages))
 
@@ -114,4 +109,4 @@ def _last_of_stages(curves: dict[str, list[float]], stages: list[int]) -> tuple[
 
 def _value(record: dict[str, Any], name: str) -> float:
     value = record.get(name)
-    return float(value) if isinstance(value, int | float) else math.nan
+    return as_number(value) if isinstance(value, int | float) else math.nan

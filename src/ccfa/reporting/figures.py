@@ -41,13 +41,11 @@ class Written(NamedTuple):
 def write_figure(kind: str, runs: Sequence[Path], out: Path | None = None, wish: Wish = NO_WISH) -> Written:
     """Draw a figure and write it as PNG and PDF, its numbers as CSV, and its caption."""
     draw = _drawing().FIGURES[kind]  # before any work is done
-    if not runs:
-        raise UsageError(f"Name at least one run directory, e.g. ccfa figure {kind} runs/*")
     if wish.num_images is not None and wish.num_images < 2:
         raise UsageError(f"A figure needs at least 2 images, got --images {wish.num_images}.")
     if not 0 <= wish.seed < 2**32:
         raise UsageError(f"The seed of a figure must be from 0 to 2^32 - 1, got {wish.seed}.")
-    entries, notes = gather(runs)
+    entries, notes = gather(runs, f"ccfa figure {kind}")
     folder = out or _folder(entries)
     drawn = draw(entries, wish)
     try:

@@ -7,18 +7,20 @@ from pathlib import Path
 from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation import Report
 from ccfa.experiments import RunDirectory
+from ccfa.experiments.files import read_bounded
+from ccfa.experiments.rundir import MAX_BYTES
 from ccfa.reporting.sameness import Entry
 
 
-def gather(paths: Sequence[Path]) -> tuple[list[Entry], list[str]]:
+def gather(paths: Sequence[Path], command: str = "ccfa compare") -> tuple[list[Entry], list[str]]:
     """The runs among run directories, report files and whatever else a glob has caught, and notes on the rest."""
     if not paths:
-        raise UsageError("Name at least one run directory, e.g. ccfa compare runs/*")
+        raise UsageError(f"Name at least one run directory, e.g. {command} runs/*")
     entries: dict[Path, Entry] = {}
     notes, no_runs, unstarted = [], [], []
     for path in paths:
         if not path.exists():
-            raise ModelError(f"{path} does not exist. Name run directories, e.g. ccfa compare runs/*")
+            raise ModelError(f"{path} does not exist. Name run directories, e.g. {command} runs/*")
         if path.resolve() in entries:
             notes.append(f"{path} is named twice and counted once.")
         elif path.suffix == ".json" and path.is_file():
@@ -34,7 +36,7 @@ def gather(paths: Sequence[Path]) -> tuple[list[Entry], list[str]]:
     if unstarted:
         notes.append(f"left out, since no stage of them is finished: {_listed(unstarted)}.")
     if not entries:
-        raise ModelError(f"No run with a finished stage among {_listed(paths)}: nothing to compare.")
+        raise ModelError(f"No run with a finished stage among {_listed(paths)}: nothing to show.")
     return list(entries.values()), notes
 
 
@@ -49,7 +51,7 @@ def common_folder(entries: Sequence[Entry]) -> Path:
 
 def _report_file(path: Path) -> Report:
     try:
-        return Report.from_json(path.read_text(encoding="utf-8"))
+        return Report.from_json(read_bounded(path, MAX_BYTES).decode())
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"Cannot read {path}: {error}.") from error
     except ModelError as error:

@@ -9,12 +9,14 @@ from ccfa.errors import CcfaError
 from ccfa.evaluation import DEFINITIONS, summary
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.files import write_atomically
+from ccfa.experiments.lock import left_alone
 from ccfa.reporting import costs, repeating, sections
 from ccfa.reporting.classes import class_table, confusions, exemplars
 from ccfa.reporting.confusions import confused_pairs
 from ccfa.reporting.pictures import read_pictures, write_pictures
 from ccfa.reporting.rendering import percent, render
 from ccfa.reporting.rundata import RunData, read_run
+from ccfa.reporting.values import counted, duration
 
 HEADLINES = {
     "average_incremental_accuracy": "average incremental accuracy",
@@ -57,19 +59,20 @@ def write_report(directory: Path, resolved: Resolved | None = None) -> Path:
 def report_line(directory: Path, resolved: Resolved | None = None) -> str:
     """Write the page and say where it is; or why it could not be written: the run's result stands without it."""
     try:
-        return f"Report: {write_report(directory, resolved)}"
+        with left_alone(directory):
+            return f"Report: {write_report(directory, resolved)}"
     except Exception as error:  # whatever it is, a page is not worth a run
         return f"note: the report page was not written ({error}). Try again: ccfa report {directory}"
 
 
 def _heading(run: RunData) -> dict[str, Any]:
-    experiment = run.config.get("experiment") or {}
+    experiment = run.experiment
     plugged = [str(experiment.get("mix"))] * bool(experiment.get("mix")) + ["CCFA"] * bool(experiment.get("ccfa"))
     done, planned = len(run.predictions), len(run.stage_sizes)
     facts = [
-        f"{_count(sum(run.stage_sizes), 'class', 'es')} in {_count(planned, 'stage')}",
+        f"{counted(sum(run.stage_sizes), 'class', 'es')} in {counted(planned, 'stage')}",
         str(run.environment.get("device", "unknown device")),
-        costs.duration(sum(row.get("seconds", math.nan) for row in run.stages)),
+        duration(sum(row.get("seconds", math.nan) for row in run.stages)),
         f"seed {experiment.get('seed', 0)}",
     ]
     state = str(run.status.get("state", "unknown"))
@@ -88,14 +91,10 @@ def _heading(run: RunData) -> dict[str, Any]:
 
 
 def _state(run: RunData, state: str, done: int, planned: int) -> str:
-    told = "Finished" if state == "finished" else f"{state.capitalize()}: {done} of {_count(planned, 'stage')}"
+    told = "Finished" if state == "finished" else f"{state.capitalize()}: {done} of {counted(planned, 'stage')}"
     if times := len(run.resumed):
-        told += f", resumed {_count(times, 'time')} in other surroundings"
+        told += f", resumed {counted(times, 'time')} in other surroundings"
     return told + (f" ({run.status['error']})" if run.status.get("error") else "")
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def _verdict(run: RunData) -> list[tuple[str, str, str]]:
@@ -115,7 +114,7 @@ def _repeating(run: RunData) -> dict[str, Any]:
     except CcfaError as error:
         how = {"command": "", "python": "", "why_not": str(error)}
     resolved = run.resolved
-    settings = [(name.replace("_", " "), value) for name, value in (run.config.get("experiment") or {}).items()]
+    settings = [(name.replace("_", " "), value) for name, value in run.experiment.items()]
     settings += [(f"number of {kind} images", resolved.get(f"num_{kind}_images")) for kind in ("training", "test")]
     return {
         "why_not": "",

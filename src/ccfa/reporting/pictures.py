@@ -14,7 +14,7 @@ from PIL import Image
 from ccfa.data import ImageSet
 from ccfa.errors import ModelError
 from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.files import read_arrays, write_atomically
+from ccfa.experiments.files import read_arrays, write_arrays
 from ccfa.reporting.confusions import Pair
 from ccfa.reporting.rundata import RunData
 
@@ -66,9 +66,7 @@ def write_pictures(path: Path, run: RunData, pairs: Sequence[Pair], resolved: Re
         "mistakes": _thumbnails(resolved.test, [seen[row] for *_, row in mistaken], SIDE),
         "mistake_pairs": np.array([labels for *labels, _ in mistaken], dtype=np.int64).reshape(-1, 2),
     }
-    content = io.BytesIO()
-    np.savez_compressed(content, allow_pickle=False, **arrays)
-    write_atomically(path / "pictures.npz", content.getvalue())
+    write_arrays(path / "pictures.npz", arrays)
 
 
 def read_pictures(path: Path, stage: int) -> Pictures | None:

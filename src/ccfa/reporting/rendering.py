@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ccfa.reporting.axes import number
+from ccfa.reporting.values import counted
 
 
 def render(template: str, **values: Any) -> str:
@@ -30,7 +31,7 @@ def _environment() -> Environment:
     # Only this very script may run: a class name that smuggled one in would find it refused.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals.update(style=Markup(_source("style.css")), script=Markup(script), script_hash=digest)
-    environment.filters.update(percent=percent, number=number)
+    environment.filters.update(percent=percent, number=number, counted=counted)
     return environment
 
 

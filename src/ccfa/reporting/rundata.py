@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from ccfa.errors import CcfaError, ModelError
 from ccfa.evaluation import Report
-from ccfa.experiments.files import read_arrays
-from ccfa.experiments.rundir import RunDirectory
+from ccfa.experiments.files import read_arrays, read_bounded
+from ccfa.experiments.rundir import MAX_BYTES, RunDirectory
+
+MAX_STAGES = 10**6
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -36,20 +38,25 @@ class RunData:
     notes: tuple[str, ...]
 
     @property
-    def resolved(self) -> dict[str, Any]:
-        """What the experiment came to."""
-        return _object(self.config.get("resolved"))
+    def experiment(self) -> dict[str, Any]:
+        """What was asked for."""
+        return self.config.get("experiment") or {}
 
     @property
-    def resumed(self) -> list[Any]:
-        """The times that the run was continued where something that decides its last bits had changed."""
-        times = self.environment.get("resumed")
-        return times if isinstance(times, list) else []
+    def resolved(self) -> dict[str, Any]:
+        """What the experiment came to."""
+        return self.config.get("resolved") or {}
+
+    @property
+    def resumed(self) -> list[dict[str, Any]]:
+        """The records of being continued where something that decides the last bits had changed; of others is none."""
+        records = self.environment.get("resumed")
+        return [record for record in records if _object(record).get("differences")] if isinstance(records, list) else []
 
     @property
     def stage_sizes(self) -> list[int]:
         """How many classes each stage of the experiment brings."""
-        return [int(size) for size in self.resolved.get("stage_sizes") or []]
+        return self.resolved.get("stage_sizes") or []
 
     @property
     def num_seen(self) -> list[int]:
@@ -90,8 +97,9 @@ def read_run(path: Path) -> RunData:
     """Everything that a page shows of a run; only a directory without a readable config.json is an error."""
     directory = RunDirectory(path)
     config = directory.read_json("config.json")
+    _require_kinds(config, path / "config.json")
     notes: list[str] = []
-    predictions = _predictions(path, _object(config.get("resolved")).get("stage_sizes") or [], notes)
+    predictions = _predictions(path, (config.get("resolved") or {}).get("stage_sizes") or [], notes)
     return RunData(
         name=path.resolve().name,
         config=config,
@@ -104,6 +112,21 @@ def read_run(path: Path) -> RunData:
         exemplars=_exemplars(directory, len(predictions) - 1),
         notes=tuple(notes),
     )
+
+
+def _require_kinds(config: dict[str, Any], path: Path) -> None:
+    """What everything else is told by, where it is there at all."""
+    resolved = config.get("resolved")
+    sizes, names = (_object(resolved).get(name) for name in ("stage_sizes", "class_names"))
+    kinds = {
+        "experiment, an object": _object(config.get("experiment")) == (config.get("experiment") or {}),
+        "resolved, an object": _object(resolved) == (resolved or {}),
+        "resolved.stage_sizes, a list of numbers from 1 on": sizes is None
+        or (isinstance(sizes, list) and all(type(size) is int and size > 0 for size in sizes)),
+        "resolved.class_names, a list": names is None or isinstance(names, list),
+    }
+    if wrong := [kind for kind, holds in kinds.items() if not holds]:
+        raise ModelError(f"{path} does not say what was run: expected {wrong[0]}. It is damaged or not of a run.")
 
 
 def _predictions(path: Path, stage_sizes: Sequence[int], notes: list[str]) -> list[Arrays]:
@@ -145,7 +168,10 @@ def _json(directory: RunDirectory, name: str, notes: list[str]) -> dict[str, Any
 
 def _report(directory: RunDirectory, notes: list[str]) -> Report | None:
     try:
-        return directory.report()
+        report = directory.report()
+        if not 0 < len(report.num_seen) == len(report.own_overall):
+            raise ModelError("There should be an accuracy after each stage.")
+        return report
     except ModelError:
         notes.append("report.json is missing or damaged.")
         return None
@@ -160,9 +186,9 @@ def _exemplars(directory: RunDirectory, stage: int) -> list[list[int]] | None:
 
 def _stage_rows(path: Path, notes: list[str]) -> list[dict[str, float]]:
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            return [{name: _number(text) for name, text in row.items() if name} for row in csv.DictReader(file)]
-    except (OSError, UnicodeDecodeError, csv.Error):
+        lines = read_bounded(path, MAX_BYTES).decode().splitlines(keepends=True)
+        return [{name: as_number(text) for name, text in row.items() if name} for row in csv.DictReader(lines)]
+    except (OSError, ModelError, UnicodeDecodeError, csv.Error):
         notes.append("stages.csv is missing or damaged.")
         return []
 
@@ -170,25 +196,27 @@ def _stage_rows(path: Path, notes: list[str]) -> list[dict[str, float]]:
 def _epochs(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Lines that are not whole are left out: a run may have been killed while it wrote one."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        notes.append("metrics.jsonl is missing.")
+        lines = read_bounded(path, MAX_BYTES).decode(errors="replace").splitlines()
+    except (OSError, ModelError):
+        notes.append("metrics.jsonl is missing or damaged.")
         return []
     records = []
     for line in lines:
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict) and isinstance(record.get("stage"), int):
+        stage = record.get("stage") if isinstance(record, dict) else None
+        if isinstance(stage, int) and 0 <= stage < MAX_STAGES:
             records.append(record)
     return records
 
 
-def _number(text: Any) -> float:
+def as_number(content: Any) -> float:
+    """A number from a file, NaN for what is none."""
     try:
-        return float(text)
-    except (TypeError, ValueError):
+        return float(content)
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 

@@ -2,14 +2,14 @@
 
 import dataclasses
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation import Report
 from ccfa.experiments import Experiment
-from ccfa.experiments.differences import differences, two_columns
+from ccfa.experiments.differences import differences, leaves, two_columns
 
 # Of the experiment's fields: those over which runs are averaged, and those whose meaning stands in `resolved`,
 # where a default and the same value typed out are alike.
@@ -117,10 +117,10 @@ def require_one_setting(entries: Sequence[Entry]) -> None:
         return
     first, second, *_ = (members[0] for members in kinds.values())
     found = two_columns(differences(setting(first), setting(second)), str(first.path), str(second.path))
-    calls = "\n".join(f"  ccfa compare {_some_paths(members)}" for members in kinds.values())
+    apart = "\n".join(f"  {_some_paths(members)}" for members in kinds.values())
     raise UsageError(
         "These runs are not of one data set and scenario, so no table and no figure can hold them all:\n"
-        f"{found}\nCompare each kind by itself:\n{calls}"
+        f"{found}\nName the runs of one kind alone:\n{apart}"
     )
 
 
@@ -157,13 +157,3 @@ def _choices(entry: Entry) -> dict[str, Any]:
 def _differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:
     """Which of the own values are not the same everywhere, as `name=value`."""
     return [f"{name}={value}" for name, value in own.items() if any(other.get(name) != value for other in others)]
-
-
-def leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every plain value of nested dictionaries and lists with the way to it, `phases.later.0.epochs`."""
-    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else None
-    if items is None:
-        yield prefix, content
-        return
-    for key, value in items:
-        yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))

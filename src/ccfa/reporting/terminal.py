@@ -16,6 +16,7 @@ from ccfa.learning.batches import num_batches
 from ccfa.methods.holding_out import held_out, not_held_out, num_held_out
 from ccfa.methods.method import RowSelector, by_nearest_mean
 from ccfa.methods.parts import balanced_exemplars, new_and_exemplars
+from ccfa.reporting.values import duration
 
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_REDRAWS = 0.1
@@ -137,10 +138,3 @@ def planned_images(resolved: Resolved) -> list[int]:
             total += phase.epochs * num_batches(num_rows, phase.batch_size) * batch_size
         totals.append(total)
     return totals
-
-
-def duration(seconds: float) -> str:
-    """Seconds as h:mm:ss or m:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,4 +1,4 @@
-"""A number over several runs, spelled the same wherever it is shown."""
+"""Numbers over several runs, durations and counts, spelled the same wherever they are shown."""
 
 import math
 from collections.abc import Sequence
@@ -29,3 +29,18 @@ class Value(NamedTuple):
     def __str__(self) -> str:
         mean, spread = self.texts
         return f"{mean} ± {spread}" if spread else mean or "-"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if not math.isfinite(seconds):
+        return "unknown time"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
+
+
+def counted(number: int, noun: str, plural: str = "s") -> str:
+    """So many of something: `1 image`, `2 images`."""
+    return f"{number} {noun}{'' if number == 1 else plural}"
