@@ -15,6 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
+import ccfa
+from ccfa.arguments import gathered
 from ccfa.experiments import RunDirectory
 from ccfa.methods import METHODS
 from commands import ASCII, COMMAND, command, contents, environment
@@ -164,7 +166,7 @@ def test_a_diverging_run_is_code_6_keeps_what_it_has_and_is_not_reused(call, tmp
     arguments = [*PODNET, "--set", "epochs=1", "balanced_epochs=3", "balanced_lr=1e30", "--out", "run"]
     result = command(*arguments, cwd=tmp_path)
     assert result.returncode == 6
-    assert b"stage 1, phase balanced, epoch " in result.stderr
+    assert b"stage 2, phase balanced, epoch " in result.stderr
     assert b"Traceback" not in result.stderr
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["state"] == "failed"
@@ -181,7 +183,7 @@ def test_a_diverging_run_is_code_6_keeps_what_it_has_and_is_not_reused(call, tmp
 def test_a_rate_that_diverges_at_once_names_the_first_epoch(call, tmp_path):
     code, _, err = call("run", "finetune", "--set", "lr=1e30", "--out", "run")
     assert code == 6
-    assert "stage 0, phase main, epoch" in err
+    assert "stage 1, phase main, epoch" in err
     assert RunDirectory(tmp_path / "run").read_json("status.json")["state"] == "failed"
 
 
@@ -205,7 +207,7 @@ def test_a_stopped_run_says_so(tmp_path, number, code):
     finally:
         process.kill()
     assert process.returncode == code
-    place = rb"Stopped at stage 0, phase main, epoch \d+; saved\. Continue with: ccfa resume run\n"
+    place = rb"Stopped at stage 1, phase main, epoch \d+ of \d+; saved\. Continue with: ccfa resume run\n"
     assert re.fullmatch(place, err)
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "interrupted"
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
@@ -406,3 +408,29 @@ def test_every_method_runs_on_digits(call, method):
     code, out, _ = call("run", method, "--scenario", "5,5", "--set", *changes, "--out", "run")
     assert code == 0
     assert "stage 2/2  10 classes" in out
+
+
+def test_the_version_is_told(call):
+    assert call("--version")[:2] == (0, f"ccfa {ccfa.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "understood"),
+    [
+        ("run podnet --set a=1 b=2", "run podnet --set a=1 b=2"),
+        ("run podnet --set a=1 --seed 3 --set b=2", "run podnet --seed 3 --set a=1 b=2"),
+        ("run --set a=1 podnet", "run podnet --set a=1"),
+        ("run podnet --set a", "run podnet --set a"),
+        ("run podnet --set", "run podnet --set"),
+        ("list methods", "list methods"),
+    ],
+)
+def test_set_may_be_repeated_and_stand_anywhere(typed, understood):
+    assert gathered(typed.split()) == understood.split()
+
+
+def test_repeated_settings_all_count(call, tmp_path):
+    words = ["run", "--set", "epochs=0", "finetune", "--set", "batch_size=8", "--scenario", "10", "--out", "run"]
+    assert call(*words)[0] == 0
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert stored["experiment"]["options"] == {"epochs": "0", "batch_size": "8"}

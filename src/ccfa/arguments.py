@@ -188,6 +188,21 @@ Verb = (
 )
 
 
+def gathered(words: list[str]) -> list[str]:
+    """What was typed, with all values of --set behind one at the end: it may be repeated and stand before the method."""
+    kept, values, gathering, empty = [], [], False, False
+    for word in words:
+        if word == "--set":
+            gathering = empty = True
+        elif gathering and not word.startswith("-") and (empty or "=" in word):
+            values.append(word)
+            empty = False
+        else:
+            kept.append(word)
+            gathering = False
+    return [*kept, "--set", *values] if values or empty else kept
+
+
 def given_options(texts: tuple[str, ...]) -> dict[str, str]:
     """NAME=VALUE pairs as a dictionary."""
     options: dict[str, str] = {}

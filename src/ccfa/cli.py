@@ -11,7 +11,22 @@ from typing import TYPE_CHECKING, Any
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes
 
-from ccfa.arguments import Compare, Doctor, Figure, List, Page, Resume, Run, Speed, Sweep, Training, Verb, given_options
+from ccfa import __version__
+from ccfa.arguments import (
+    Compare,
+    Doctor,
+    Figure,
+    List,
+    Page,
+    Resume,
+    Run,
+    Speed,
+    Sweep,
+    Training,
+    Verb,
+    gathered,
+    given_options,
+)
 from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line
 
 if TYPE_CHECKING:
@@ -31,11 +46,15 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII, a file name that is not text
     warnings.formatwarning = one_line
+    if sys.argv[1:] == ["--version"]:
+        print(f"ccfa {__version__}")
+        return
     verb = tyro.cli(
         Verb,
         prog="ccfa",
         description="Class-incremental learning with Cross-Class Feature Augmentation.",
         config=(FlagCreatePairsOff, OmitSubcommandPrefixes),
+        args=gathered(sys.argv[1:]),
     )
     from ccfa.reporting.output import BROKEN_PIPE_CODE, Output
 

@@ -65,7 +65,7 @@ def test_stopped_after_every_so_many_steps_it_ends_the_same(tmp_path, whole):
 
 
 def test_a_stop_between_two_steps_is_saved_at_that_step(tmp_path):
-    with pytest.raises(Stopped, match=r"Stopped at stage 0, phase main, epoch 0; saved\. Continue with"):
+    with pytest.raises(Stopped, match=r"Stopped at stage 1, phase main, epoch 1 of \d+; saved\. Continue with"):
         toy_run(tmp_path / "run", stop=StopAfter(0), checkpoint_minutes=1000)
     first, second = Silent(), Silent()
     toy_run(tmp_path / "run", audience=first)
@@ -101,7 +101,7 @@ def test_finished_stages_are_shown_again_and_not_learned_again(tmp_path, fail):
 def test_training_that_diverges_leaves_the_last_finite_checkpoint_and_a_diagnosis(tmp_path, whole, fail):
     path = tmp_path / "run"
     fail("step:6:nan")
-    with pytest.raises(DivergedError, match=r"stage 1, phase main, epoch \d|no finite numbers") as error:
+    with pytest.raises(DivergedError, match=r"stage 2, phase main, epoch \d|no finite numbers") as error:
         toy_run(path, checkpoint_minutes=0)
     assert error.value.exit_code == 6
     diagnosis = json.loads((path / "diagnosis.json").read_text())
@@ -114,7 +114,7 @@ def test_training_that_diverges_leaves_the_last_finite_checkpoint_and_a_diagnosi
 @pytest.mark.parametrize(("stop", "minutes"), [(None, 0), (Stop(max_minutes=0), 1000)], ids=["due", "stopped"])
 def test_what_a_checkpoint_finds_is_told_with_its_place(tmp_path, fail, stop, minutes):
     fail("step:3:nan" if stop is None else "step:1:nan")
-    place = r"no finite numbers.* found in stage 0, phase main, epoch \d, at a learning rate of 0\.1"
+    place = r"no finite numbers.* found in stage 1, phase main, epoch \d of \d+, at a learning rate of 0\.1"
     with pytest.raises(DivergedError, match=place):
         toy_run(tmp_path / "run", stop=stop, checkpoint_minutes=minutes)
     diagnosis = json.loads((tmp_path / "run" / "diagnosis.json").read_text())
@@ -137,7 +137,7 @@ def test_errors_survive_being_continued(tmp_path, whole, fail):
 
 def test_a_diverged_epoch_tells_its_losses(tmp_path, fail):
     fail("step:1:nan")
-    with pytest.raises(DivergedError, match="stage 0, phase main, epoch 0, at a learning rate of"):
+    with pytest.raises(DivergedError, match=r"stage 1, phase main, epoch 1 of \d+, at a learning rate of"):
         toy_run(tmp_path / "run", checkpoint_minutes=1000)
     diagnosis = json.loads((tmp_path / "run" / "diagnosis.json").read_text())
     assert diagnosis["losses"]["loss"] == "nan"

@@ -247,7 +247,7 @@ def test_a_diverging_run_fails_and_names_the_place(tmp_path):
     path = tmp_path / "run"
     experiment = Experiment("podnet", scenario="5,5", options={"epochs": "1", "balanced_lr": "1e30"})
     resolved, directory = started(path, experiment)
-    with pytest.raises(DivergedError, match="stage 1, phase balanced, epoch"):
+    with pytest.raises(DivergedError, match="stage 2, phase balanced, epoch"):
         run(resolved, directory, Audience(), CPU)
     status = directory.read_json("status.json")
     assert status["state"] == "failed"

@@ -45,7 +45,7 @@ def test_a_loss_that_diverges_is_told_with_its_place_and_its_parts(place):
     resolved = toy_resolved()
     phases = resolved.method.phases
     method = replace(resolved.method, phases=lambda stage: tuple(replace(p, lr=1e20) for p in phases(stage)))
-    with pytest.raises(DivergedError, match=r"stage 0, phase main, epoch \d.*learning rate of 1e\+20.*smaller"):
+    with pytest.raises(DivergedError, match=r"stage 1, phase main, epoch \d.*learning rate of 1e\+20.*smaller"):
         toy_run(place / "run", resolved._replace(method=method))
     diagnosis = json.loads((place / "run" / "diagnosis.json").read_text())
     assert {"stage", "phase", "epoch", "lr", "losses"} <= diagnosis.keys()

@@ -207,7 +207,7 @@ def test_previous_is_the_network_of_the_stage_before():
 
 def test_divergence_is_an_error_that_says_where():
     method = tiny("finetune", lr=1e30)
-    with pytest.raises(DivergedError, match=r"stage 0, phase main, epoch 0, at a learning rate of 1e\+30"):
+    with pytest.raises(DivergedError, match=r"stage 1, phase main, epoch 1 of \d+, at a learning rate of 1e\+30"):
         Learner(method, toy_images()).learn(STAGES[0])
 
 

@@ -25,6 +25,15 @@ def test_what_a_glob_catches_beside_runs_is_named(tmp_path):
     ]
 
 
+def test_a_folder_of_runs_stands_for_its_runs(tmp_path):
+    runs = [store(tmp_path / "sweep" / name) for name in ("a", "b")]
+    store(tmp_path / "sweep" / ".first-stages")
+    alone = store(tmp_path / "c")
+    entries, notes = gather([tmp_path / "sweep", alone])
+    assert [found.path for found in entries] == [*runs, alone]
+    assert notes == []
+
+
 def test_a_path_named_twice_counts_once(tmp_path, monkeypatch):
     store(tmp_path / "a")
     (tmp_path / "link").symlink_to("a")

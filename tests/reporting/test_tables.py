@@ -117,7 +117,7 @@ def test_a_run_is_judged_by_its_method_s_own_rule():
 @pytest.mark.parametrize("runs", [[entry()], podnets(), podnets(data="cifar100", sizes=(50, 10, 10, 10, 10, 10))])
 def test_every_column_is_defined(runs):
     comparison = compare(runs)
-    headings = set(summary_grid(comparison).headings) - {"method", "runs", "pairs", "seconds"}
+    headings = set(summary_grid(comparison).headings) - {"method", "runs", "pairs"}
     assert {line.split(":")[0].strip() for line in definitions(comparison)} == headings | {"±"}
 
 

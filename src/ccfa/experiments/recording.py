@@ -62,7 +62,7 @@ class Recorder:
         self._fail_on_demand(progress)
         try:
             if code := self.stop.asked():
-                raise Stopped(f"Stopped at {_place(progress)}; {self._saved()} {self._how_to_continue}", code)
+                raise Stopped(f"Stopped at {progress.place}; {self._saved()} {self._how_to_continue}", code)
             if self._is_due(progress):
                 self._save_or_warn()
         except DivergedError as error:
@@ -151,7 +151,7 @@ class Recorder:
             "batch": progress.batch,
             "losses": {name: float(loss) for name, loss in losses.items()},
         }
-        told = f"{error} It was found in {_place(progress)}"
+        told = f"{error} It was found in {progress.place}"
         if at_work:
             details["lr"] = float(at_work[-1].prepared.optimiser.param_groups[0]["lr"])
             told += f", at a learning rate of {details['lr']:.3g}"
@@ -167,7 +167,3 @@ class Recorder:
             action = failpoint("phase") or action
         if action == "nan" and self.learner:
             next(self.learner.network.parameters()).data.fill_(float("nan"))
-
-
-def _place(progress: Progress) -> str:
-    return f"stage {progress.stage.index}, phase {progress.phase}, epoch {progress.epoch}"

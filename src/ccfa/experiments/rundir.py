@@ -48,10 +48,10 @@ class RunDirectory:
     def require_new(cls, path: Path) -> None:
         """Refuse a path that exists, or where none can be made."""
         if os.path.lexists(path):
+            reuse = ", or add --reuse to show its result, or to finish it, if it holds this very experiment"
             raise UsageError(
                 f"{path} exists already and is left as it is{cls(path)._unfinished()}. Choose another directory with "
-                f"--out, remove it, or add --reuse to show its result, or to finish it, if it holds this very "
-                f"experiment."
+                f"--out{reuse if (path / 'config.json').exists() else ''}."
             )
         require_place(path)
 
@@ -123,7 +123,10 @@ class RunDirectory:
 
     def report(self) -> Report:
         """The report of the run."""
-        return Report.from_json(self._read("report.json"))
+        try:
+            return Report.from_json(self._read("report.json"))
+        except ModelError as error:
+            raise ModelError(f"{self.path / 'report.json'}: {error}") from error
 
     def read_json(self, name: str) -> dict[str, Any]:
         """A JSON file of the directory."""

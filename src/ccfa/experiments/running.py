@@ -50,12 +50,12 @@ def run(
             with memory_errors_explained(resolved.method.phases(resolved.stages[0])[0].batch_size):
                 report = _learn_all(resolved, directory, recorder, device, acceleration, first_stages)
         except (KeyboardInterrupt, SystemExit):  # Ctrl-C twice; a signal or the time limit
-            _end(directory, "interrupted")
+            _end(recorder, "interrupted")
             raise
         except Exception as error:
             if isinstance(error, DivergedError):
                 _diagnose(directory, error, recorder.learner)
-            _end(directory, "failed", error)
+            _end(recorder, "failed", error)
             raise
         directory.set_status("finished")
         checkpoints.prune(1)
@@ -129,10 +129,11 @@ def _require_finite(network: torch.nn.Module, stage: Stage) -> None:
         )
 
 
-def _end(directory: RunDirectory, state: str, error: Exception | None = None) -> None:
+def _end(recorder: Recorder, state: str, error: Exception | None = None) -> None:
     """Write down how the run ended, if the disk takes it."""
+    directory = recorder.directory
     with suppress(ResourceError):
-        directory.set_status(state, **({"error": str(error)} if error else {}))
+        directory.set_status(state, stages_done=len(recorder.rows), **({"error": str(error)} if error else {}))
         if error:
             told = f"error: {error}" if isinstance(error, CcfaError) else traceback.format_exc()
             directory.append(ERRORS, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {told}")

@@ -109,8 +109,7 @@ def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:
     means = {name: float(total) / len(order) for name, total in work.totals.items()}
     if not math.isfinite(means["loss"]):
         raise DivergedError(
-            f"The loss became {means['loss']} in stage {learner.stage.index}, phase {phase.name}, "
-            f"epoch {work.epoch}, at a learning rate of {lr:.3g}. Try a smaller one.",
+            f"The loss became {means['loss']} in {progress.place}, at a learning rate of {lr:.3g}. Try a smaller one.",
             {"stage": learner.stage.index, "phase": phase.name, "epoch": work.epoch, "lr": lr, "losses": means},
         )
     share = (len(order) - first) / len(order)  # of the epoch, that was run just now

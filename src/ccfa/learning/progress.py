@@ -18,6 +18,11 @@ class Progress(NamedTuple):
     num_batches: int
     batch_size: int
 
+    @property
+    def place(self) -> str:
+        """Where this is, counted from 1 as people do; files count from 0."""
+        return f"stage {self.stage.index + 1}, phase {self.phase}, epoch {self.epoch + 1} of {self.num_epochs}"
+
 
 class Observer(Protocol):
     """Watches a learner without touching it."""

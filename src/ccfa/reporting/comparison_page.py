@@ -12,7 +12,7 @@ from ccfa.evaluation import DEFINITIONS
 from ccfa.experiments.files import write_atomically
 from ccfa.reporting.axes import NUM_COLOURS
 from ccfa.reporting.charts import Series, bar_chart, line_chart
-from ccfa.reporting.comparison import METRICS, SPREAD, Comparison, Line
+from ccfa.reporting.comparison import METRICS, SPREAD, TIME, Comparison, Line
 from ccfa.reporting.formats import Grid, runs_grid, summary_grid, to_csv, to_latex, to_markdown
 from ccfa.reporting.rendering import render
 from ccfa.reporting.sections import Figure, Table
@@ -25,8 +25,10 @@ MAX_METHODS_IN_ONE_FIGURE = 4  # with and without CCFA that is as many lines as 
 
 def show_comparison(comparison: Comparison, folder: Path, console: Console) -> None:
     """Print a comparison, write it down, and say where."""
-    print_comparison(comparison, console)
-    page = write_comparison(comparison, folder)
+    try:
+        print_comparison(comparison, console)
+    finally:  # whoever reads what is printed may have left, as `head` does
+        page = write_comparison(comparison, folder)
     console.print(f"Comparison: {page}; table.csv, table.md and table.tex lie beside it.", soft_wrap=True)
 
 
@@ -121,7 +123,7 @@ def _bars(comparison: Comparison) -> list[Figure]:
     paired = [[line.name, str(gain.num_pairs), str(gain.value)] for line, gain in gains]
     gain_chart = _bar("Gain of CCFA", meaning, [(line, gain.value) for line, gain in gains])
     figures.insert(1, gain_chart._replace(table=(["method", "pairs", "gain"], paired)))
-    figures.append(_bar("Time", "seconds of a whole run", seconds))
+    figures.append(_bar("Time", TIME, seconds))
     return [figure for figure in figures if figure.chart]
 
 

@@ -1,5 +1,6 @@
 """From what was typed to runs: which paths are runs, which are not, and where their comparison goes."""
 
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ def gather(paths: Sequence[Path], command: str = "ccfa compare") -> tuple[list[E
         raise UsageError(f"Name at least one run directory, e.g. {command} runs/*")
     entries: dict[Path, Entry] = {}
     notes, no_runs, unstarted = [], [], []
-    for path in paths:
+    for path in itertools.chain.from_iterable(map(_opened, paths)):
         if not path.exists():
             raise ModelError(f"{path} does not exist. Name run directories, e.g. {command} runs/*")
         if path.resolve() in entries:
@@ -38,6 +39,12 @@ def gather(paths: Sequence[Path], command: str = "ccfa compare") -> tuple[list[E
     if not entries:
         raise ModelError(f"No run with a finished stage among {_listed(paths)}: nothing to show.")
     return list(entries.values()), notes
+
+
+def _opened(path: Path) -> list[Path]:
+    """The runs of a folder of runs, as a sweep leaves it; any other path as it is."""
+    is_run = not path.is_dir() or (path / "config.json").is_file()
+    return [path] if is_run else sorted(file.parent for file in path.glob("[!.]*/config.json")) or [path]
 
 
 def common_folder(entries: Sequence[Entry]) -> Path:

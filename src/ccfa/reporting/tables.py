@@ -17,7 +17,7 @@ from ccfa.experiments.tables import CITED_ONLY, NOT_MEASURED, PAPERS, REPRODUCED
 from ccfa.methods import METHODS
 from ccfa.methods.method import EVERYTHING
 from ccfa.models import BACKBONES
-from ccfa.reporting.comparison import METRICS, SPREAD, Comparison
+from ccfa.reporting.comparison import METRICS, SPREAD, TIME, Comparison
 from ccfa.reporting.formats import Grid, summary_grid
 
 MAX_NAME = 28  # letters of a name before it is folded
@@ -60,7 +60,7 @@ def definitions(comparison: Comparison) -> list[str]:
         lines.insert(1, "gain: average with CCFA minus without, over pairs of runs of the same class order and seeds")
     if any(line.published is not None for line in comparison.lines):
         lines.append("published: the average in the paper's table 1, printed there and not measured here")
-    return [f"± : {SPREAD}", *lines]
+    return [f"± : {SPREAD}", *lines, f"seconds: {TIME}"]
 
 
 def _parts(grid: Grid, width: int) -> list[Grid]:
