@@ -189,7 +189,7 @@ Verb = (
 
 
 def gathered(words: list[str]) -> list[str]:
-    """What was typed, with all values of --set behind one at the end: it may be repeated and stand before the method."""
+    """What was typed, with all values of --set behind one at the end: it may be repeated and precede the method."""
     kept, values, gathering, empty = [], [], False, False
     for word in words:
         if word == "--set":
