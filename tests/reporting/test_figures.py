@@ -194,7 +194,8 @@ def test_the_command_prints_caption_and_paths(runs, call, tmp_path):
 
 def test_what_is_left_out_is_said(made_up, tmp_path):
     paths = made_up({}, {"finished": False, "seed": 1})
-    written = write_figure("accuracy", [*paths, tmp_path / "made-up"], tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    written = write_figure("accuracy", [*paths, tmp_path / "empty"], tmp_path / "out")
     assert any("unfinished" in note for note in written.notes)
     assert any("no runs" in note for note in written.notes)
     assert {row["runs"] for row in table(written.paths[2])} == {"1"}
