@@ -7,9 +7,21 @@ import warnings
 import pytest
 import torch
 
-from ccfa import cli
+from ccfa import cli, failpoints
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def fail(monkeypatch):
+    """Makes named places fail, as CCFA_FAIL says, counted from now."""
+
+    def at(places):
+        failpoints.reset()
+        monkeypatch.setenv("CCFA_FAIL", places)
+
+    yield at
+    failpoints.reset()
 
 
 @pytest.fixture

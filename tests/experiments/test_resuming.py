@@ -6,7 +6,6 @@ import warnings
 import pytest
 import torch
 
-from ccfa import failpoints
 from ccfa.errors import DivergedError, ModelError, Notice, ResourceError, Stopped
 from ccfa.experiments import RunDirectory
 from ccfa.experiments.checkpoint import Checkpoints
@@ -25,16 +24,6 @@ def whole(tmp_path_factory):
     audience = Silent()
     toy_run(path, audience=audience)
     return path, audience.num_batches
-
-
-@pytest.fixture
-def fail(monkeypatch):
-    def at(places):
-        failpoints.reset()
-        monkeypatch.setenv("CCFA_FAIL", places)
-
-    yield at
-    failpoints.reset()
 
 
 class StopAfter(Stop):

@@ -269,7 +269,7 @@ def test_weights_broken_by_the_very_last_step_are_not_kept(tmp_path, monkeypatch
     learn = Learner.learn
     monkeypatch.setattr(Learner, "learn", learn_and_break)
     resolved, directory = started(tmp_path / "run", Experiment("finetune", scenario="5,5", options={"epochs": "0"}))
-    with pytest.raises(DivergedError, match="After stage 1 the weights backbone"):
+    with pytest.raises(DivergedError, match="After stage 2 the weights backbone"):
         run(resolved, directory, Audience(), CPU)
     assert directory.read_json("status.json")["state"] == "failed"
     assert [file.name for file in (directory.path / "networks").iterdir()] == ["stage-000.safetensors"]

@@ -7,7 +7,6 @@ import re
 import pytest
 from rich.console import Console
 
-from ccfa import failpoints
 from ccfa.errors import DivergedError, LockedError, ResourceError, UsageError
 from ccfa.experiments import Experiment, RunDirectory
 from ccfa.experiments.lock import locked
@@ -20,16 +19,6 @@ from toy_runs import CPU, Silent, directory_of, toy_resolved, toy_run
 COURSE = {"first_stages": None, "checkpoint_minutes": 5.0, "max_minutes": None, "tensorboard": False}
 SWEEP = ("sweep", "finetune", "replay", "--ccfa", "off", "--scenario", "6,2,2", "--seeds", "0", "--set", "epochs=1")
 NAMES = [Experiment(name, scenario="6,2,2", options={"epochs": "1"}).name for name in ("finetune", "replay")]
-
-
-@pytest.fixture
-def fail(monkeypatch):
-    def at(places):
-        failpoints.reset()
-        monkeypatch.setenv("CCFA_FAIL", places)
-
-    yield at
-    failpoints.reset()
 
 
 @pytest.fixture

@@ -124,8 +124,9 @@ def _require_finite(network: torch.nn.Module, stage: Stage) -> None:
     broken = [name for name, tensor in network.state_dict().items() if not tensor.isfinite().all()]
     if broken:
         raise DivergedError(
-            f"After stage {stage.index} the weights {broken[0]} are no longer finite numbers; "
-            f"the stage is not kept. Try a smaller learning rate."
+            f"After stage {stage.index + 1} the weights {broken[0]} are no longer finite numbers; "
+            f"the stage is not kept. Try a smaller learning rate.",
+            {"stage": stage.index},
         )
 
 

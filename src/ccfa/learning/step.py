@@ -1,5 +1,6 @@
 """One step, the paper's figure 1: from rows of the training set to L_cls and L_dist."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,22 +17,21 @@ if TYPE_CHECKING:
 def step_losses(learner: "Learner", rows: Tensor, phase: Phase, generator: Generator) -> dict[str, Tensor]:
     """One step's losses: L_cls on real and augmented samples, L_dist on real features, and their sum."""
     method, head, previous = learner.method, learner.network.head, learner.previous
-    aside = learner.acceleration.aside
     mixed = mixed_images(learner, rows, phase, generator)
-    with aside("previous", learner.device) as previous_ready:
-        previous_features = features_of_previous(learner, mixed, phase)
+    seen_before = features_of_previous(learner, mixed, phase)
     features = learner.acceleration.features(learner.network.backbone, mixed.images, mixed.mixing)
     batch = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)
-    with aside("samples", learner.device) as samples_ready:
+    with learner.acceleration.aside("samples", learner.device) as samples_ready:
         samples = augmented(learner, batch, len(rows), phase, generator)
 
     def share() -> Tensor:
         samples_ready()
         return batch.weights.sum() / samples.weights.sum()
 
-    previous_ready()
     penalties: dict[str, Tensor] = {}
-    if previous and previous_features:
+    if previous and seen_before:
+        previous_features, previous_ready = seen_before
+        previous_ready()
         old = (previous.head, previous_features)
         step = Step(learner.stage, mixed.labels[:, 0], head, features, *old, generator, batch, share)
         penalties = {term.name: term(step) for term in learner.terms}
@@ -51,12 +51,14 @@ def mixed_images(learner: "Learner", rows: Tensor, phase: Phase, generator: Gene
     return MixedImages.of(images, labels)
 
 
-@torch.no_grad()
-def features_of_previous(learner: "Learner", mixed: MixedImages, phase: Phase) -> Features | None:
-    """How the previous network sees the batch, where a term asks."""
+def features_of_previous(
+    learner: "Learner", mixed: MixedImages, phase: Phase
+) -> tuple[Features, Callable[[], None]] | None:
+    """How the previous network sees the batch, where a term asks, and what to call before looking."""
     if not (learner.previous and learner.terms and phase.use_terms):
         return None
-    return learner.acceleration.features(learner.previous.backbone, mixed.images, mixed.mixing)
+    with learner.acceleration.aside("previous", learner.device) as ready, torch.no_grad():
+        return learner.acceleration.features(learner.previous.backbone, mixed.images, mixed.mixing), ready
 
 
 def augmented(learner: "Learner", batch: Samples, num_rows: int, phase: Phase, generator: Generator) -> Samples:

@@ -13,7 +13,7 @@ from ccfa.experiments.tables import CITED_ONLY, published
 from ccfa.reporting.sameness import Entry, hashed, identity, names, require_one_setting, without_ccfa
 from ccfa.reporting.values import Value
 
-TIME = "seconds of a whole run, but for a first stage taken over from another run, which takes next to none"
+TIME = "a whole run, but for a first stage taken over from another run, which takes next to none"
 METRICS = {
     "average_incremental_accuracy": "average",
     "last_accuracy": "last",

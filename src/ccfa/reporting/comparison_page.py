@@ -123,7 +123,7 @@ def _bars(comparison: Comparison) -> list[Figure]:
     paired = [[line.name, str(gain.num_pairs), str(gain.value)] for line, gain in gains]
     gain_chart = _bar("Gain of CCFA", meaning, [(line, gain.value) for line, gain in gains])
     figures.insert(1, gain_chart._replace(table=(["method", "pairs", "gain"], paired)))
-    figures.append(_bar("Time", TIME, seconds))
+    figures.append(_bar("Time", f"seconds of {TIME}", seconds))
     return [figure for figure in figures if figure.chart]
 
 
