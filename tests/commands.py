@@ -16,7 +16,7 @@ def environment(**changes: str) -> dict[str, str]:
     """The variables of this process, without those that change what is printed."""
     unset = ("CCFA_DATA", "CCFA_FAIL", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE")
     kept = {name: value for name, value in os.environ.items() if name not in unset}
-    source = str(Path(ccfa.__file__).parents[1])
+    source = os.pathsep.join([str(Path(ccfa.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**kept, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", **changes}
 
 

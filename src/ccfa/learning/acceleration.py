@@ -3,7 +3,9 @@
 Nothing here changes what is computed, up to the rounding of the chosen precision.
 """
 
+import ctypes
 import functools
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +24,7 @@ Losses = dict[str, Tensor]
 StepFunction = Callable[[Tensor], Losses]
 
 WARM_UP_STEPS = 2  # lets cuDNN and the allocator settle before a capture
-_CAPTURE = threading.Lock()  # a capture must not meet another thread's
+_CAPTURE = threading.Lock()  # one at a time: to begin a capture is to wait for the whole device, which ends another
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Acceleration:
             yield _go_on
             return
         main = torch.cuda.current_stream(device)
-        side, done = _side_stream(name, main), torch.cuda.Event()
+        side, done = _lane(device).branch(name), torch.cuda.Event()
         side.wait_stream(main)
         with torch.cuda.stream(side):
             yield lambda: main.wait_event(done)
@@ -88,7 +90,6 @@ class Acceleration:
             # Convolutions may round; products outside the backbone decide signs, targets and exemplars.
             torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = self.precision != "float32"
-            torch.backends.cudnn.benchmark = True  # every batch has the same shape
         rates_can_change = all(isinstance(group["lr"], Tensor) for group in optimiser.param_groups)
         if self.graph and batch.is_cuda and rates_can_change:
             return _captured(step, batch, network, optimiser, generator)
@@ -104,14 +105,49 @@ def _go_on() -> None:
     """Nothing was put aside."""
 
 
-@functools.cache
-def _side_stream(name: str, main: torch.cuda.Stream) -> torch.cuda.Stream:
-    """The stream of a branch. Each has its own, since freed memory is reused on the stream that it came from.
+class Lane:
+    """The streams of one run: its main one, and one for each branch of its graphs. No other run has them.
 
-    What a branch made may be freed while the main stream still reads it, in backward say; the branch itself does not
-    run again before it has waited for the main stream.
+    `torch.cuda.Stream()` hands out the same 32 streams in turn, so two runs soon share one. What one of them launches
+    while the other captures becomes part of the other's graph, and waiting for it ends the capture with an error.
+    Branches have a stream each because freed memory is reused on the stream that it came from: what a branch made may
+    be freed while the main stream still reads it, in backward say; the branch waits for the main stream before it runs
+    again.
     """
-    return torch.cuda.Stream(main.device)
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.main = _unshared_stream(device)
+        self._branches: dict[str, torch.cuda.Stream] = {}
+
+    def branch(self, name: str) -> torch.cuda.Stream:
+        """The stream of a branch."""
+        if name not in self._branches:
+            self._branches[name] = _unshared_stream(self.device)
+        return self._branches[name]
+
+
+_HERE = threading.local()  # the lane of this thread
+_IDLE: dict[torch.device, list[Lane]] = {}  # for the next run, with the memory the allocator keeps for their streams
+
+
+def _lane(device: torch.device) -> Lane:
+    """The lane of this thread; a thread that borrowed none gets one for itself."""
+    if not hasattr(_HERE, "lane"):
+        _HERE.lane = Lane(device)
+    lane: Lane = _HERE.lane
+    return lane
+
+
+def _unshared_stream(device: torch.device) -> torch.cuda.Stream:
+    """A new stream of the driver's, which does not wait for the default stream."""
+    handle, non_blocking = ctypes.c_void_p(), 1
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().query()  # makes this thread use the device
+        status = ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(handle), non_blocking)
+        if status:
+            raise ResourceError(f"CUDA could not make a stream on {device} (error {status}).")
+        return torch.cuda.ExternalStream(handle.value, device)
 
 
 @functools.cache
@@ -127,14 +163,14 @@ def _captured(
     """The step recorded as a CUDA graph, with network and optimiser left as they were."""
     rows = batch.clone()
     state = [*network.parameters(), *network.buffers()]
+    stream = _lane(batch.device).main
     with _CAPTURE, torch.no_grad():
         kept = [tensor.clone() for tensor in state]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), torch.enable_grad():
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), torch.enable_grad():
             for _ in range(WARM_UP_STEPS):
                 step(rows)
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(stream)
         for tensor, value in zip(state, kept, strict=True):
             tensor.copy_(value)
         for group in optimiser.param_groups:
@@ -146,10 +182,21 @@ def _captured(
                     value.zero_()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(generator)
-        with torch.enable_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        recording = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
+        with torch.enable_grad(), _no_collection(), recording:
             losses = step(rows)
 
     return CapturedStep(graph, rows, losses, step)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection: a graph of an earlier phase that is freed by the capturing thread ends the capture."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @dataclass(frozen=True)
@@ -170,14 +217,23 @@ class CapturedStep:
 
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """A stream of one's own, so that runs in several threads share a GPU instead of queueing for it."""
+    """Streams of one's own, so that runs in several threads share a GPU instead of queueing for it."""
     if device.type != "cuda":
         yield
         return
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
-        yield
-        stream.synchronize()
+    idle = _IDLE.setdefault(device, [])
+    try:
+        lane = idle.pop()
+    except IndexError:
+        lane = Lane(device)
+    _HERE.lane = lane
+    try:
+        with torch.cuda.stream(lane.main):
+            yield
+            lane.main.synchronize()
+        idle.append(lane)  # unless an error left work behind
+    finally:
+        del _HERE.lane
 
 
 def suit_threads(num_pixels: int) -> None:
