@@ -111,12 +111,28 @@ def test_step_sizes_are_uniform_in_the_range_and_one_for_each_image_and_copy():
     features, labels = random_batch(400)
     augmented, *_ = augment(features, labels, parts, seed=8, steps=1)
     alphas = (augmented - features.repeat(5, 1)).abs().mean(dim=1).numpy()
-    low, high = 2 / 255, 5 / 255
+    low, high = 2 / 255 * 64 / DIM, 5 / 255 * 64 / DIM
     assert low <= alphas.min() < low + 0.01 * (high - low)
     assert high - 0.01 * (high - low) < alphas.max() <= high
     assert alphas.mean() == pytest.approx((low + high) / 2, rel=0.02)
     assert alphas.var() == pytest.approx((high - low) ** 2 / 12, rel=0.1)
     assert len(np.unique(alphas)) == 2000
+
+
+@pytest.mark.parametrize(("dim", "low", "high"), [(64, 2 / 255, 5 / 255), (512, 2 / 2040, 5 / 2040)])
+def test_step_size_follows_the_dimension(dim, low, high):
+    assert CCFA().step_size_for(dim) == (low, high)
+    assert CCFA(step_size=(0.1, 0.2)).step_size_for(dim) == (0.1, 0.2)
+    heads = [CosineHead(dim).double() for _ in range(2)]
+    for head in heads:
+        head.grow(NUM_OLD, seeded(0))
+    rows = torch.nn.functional.normalize(torch.randn(50, dim, generator=seeded(1), dtype=torch.float64))
+    labels = torch.full((50,), NUM_OLD)
+    moved = augment(rows, labels, (*heads, cross_entropy), steps=1)[0] - rows.repeat(5, 1)
+    assert low <= moved.abs().min()
+    assert moved.abs().max() <= high
+    moved = augment(rows, labels, (*heads, cross_entropy), steps=1, step_size=(0.1, 0.1))[0] - rows.repeat(5, 1)
+    torch.testing.assert_close(moved.abs(), torch.full_like(moved, 0.1))
 
 
 @pytest.mark.parametrize("case", CASES)

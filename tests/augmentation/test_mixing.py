@@ -216,6 +216,21 @@ def test_an_image_that_carries_every_old_class_has_no_copies_that_count():
     assert extended.weights[5:, 0].view(3, 5).tolist() == [[0, 1, 1, 1, 0]] * 3
 
 
+@pytest.mark.parametrize("target", [*TARGETS, "balanced-3"])
+@pytest.mark.parametrize("kept", [0, 1])
+def test_labels_that_weigh_nothing_are_no_own_classes(target, kept):
+    samples, head, old_head = mixed_samples()
+    weights = torch.zeros(5, 2).index_fill(1, torch.tensor(kept), 1.0)
+    ccfa = CCFA(count=3, steps=2, target=target)
+    mixed, plain = (
+        ccfa(batch, head, old_head, cross_entropy, seeded())
+        for batch in (samples._replace(weights=weights), Samples.of(samples.features, samples.labels[:, kept]))
+    )
+    assert torch.equal(mixed.features, plain.features)
+    assert torch.equal(mixed.labels[5:, :1], plain.labels[5:])
+    assert torch.equal(mixed.weights[5:, :1], plain.weights[5:])
+
+
 def test_copies_are_counted_by_image_and_have_one_label():
     samples, head, old_head = mixed_samples()
     extended = CCFA(count=3, steps=2)(samples, head, old_head, cross_entropy, seeded())

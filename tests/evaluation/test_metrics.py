@@ -18,7 +18,7 @@ BOUNDARIES = [4, 6, 10]
 @st.composite
 def runs(draw, min_stages=1):
     """Predictions, labels and boundaries of a random run; every class has at least one test image."""
-    new_classes = draw(st.lists(st.integers(1, 4), min_size=min_stages, max_size=5))
+    new_classes = draw(st.lists(st.integers(1, 12), min_size=min_stages, max_size=5))
     boundaries = np.cumsum(new_classes).tolist()
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     num_images = rng.integers(1, 6, boundaries[-1])  # per class: unequal, so that weightings differ
@@ -35,6 +35,22 @@ def slow_accuracy(predictions, labels, classes):
     """Exact accuracy on the images whose label is one of `classes`, image by image."""
     hits = [int(p) == int(y) for p, y in zip(predictions, labels, strict=True) if int(y) in classes]
     return Fraction(sum(hits), len(hits))
+
+
+def slow_inclearn(predictions, labels):
+    """The forgetting of PODNet's code, step by step: a dictionary of accuracies for each stage, the total in it."""
+    stages = []
+    for predicted, true in zip(predictions, labels, strict=True):
+        accuracies = {"total": None}
+        for first in range(0, max(true.tolist()) + 1, 10):
+            accuracies[first] = round(float(slow_accuracy(predicted, true, range(first, first + 10))), 3)
+        stages.append(accuracies)
+    *earlier, last = stages
+    total = 0.0
+    for group in last:
+        if group != "total":
+            total += max([0.0] + [stage[group] for stage in earlier if group in stage]) - last[group]
+    return total / len(last)
 
 
 def slow_summary(predictions, labels, boundaries):
@@ -64,6 +80,7 @@ def slow_summary(predictions, labels, boundaries):
         for r in range(1, s):
             lee += Fraction(len(task[r]), len(seen[s])) * (a[r, r] - a[r, s])
     return expected | {
+        "forgetting_inclearn": slow_inclearn(predictions, labels),
         "forgetting_max_minus_last": maximum / (t - 1),
         "forgetting_first_minus_last": first / (t - 1),
         "forgetting_lee2019": lee / (t - 1),
@@ -102,6 +119,17 @@ def test_definitions_of_forgetting_on_a_matrix_worked_by_hand():
     lee = (4 / 6 * -0.1 + (4 / 10 * 0.2 + 2 / 10 * 0.5)) / 2
     assert metrics.forgetting_lee2019(MATRIX, BOUNDARIES) == pytest.approx(lee)
     assert metrics.new_class_accuracy(MATRIX) == pytest.approx(0.65)
+
+
+def test_inclearn_counts_tens_of_classes_whatever_the_stages_are():
+    """Stages of 5, 10 and 10 classes: the tens 0-9, 10-19 and 20-24, of which the last is new at the end."""
+    labels = [np.arange(5), np.arange(15), np.arange(25)]
+    predictions = [true.copy() for true in labels]
+    predictions[1][:4] = 14  # the first ten at 0.6, after 1.0 for its first half
+    predictions[2][:7] = 24  # at 0.3
+    predictions[2][10:12] = 24  # the second ten at 0.8, after 1.0 for its first half
+    expected = ((1.0 - 0.3) + (1.0 - 0.8) + (0.0 - 1.0)) / 4
+    assert metrics.forgetting_inclearn(predictions, labels) == pytest.approx(expected)
 
 
 def test_maximum_leaves_the_last_stage_out_and_may_pass_the_first():
@@ -160,7 +188,8 @@ def test_accuracies_add_up_and_forgetting_is_ordered(run):
 def test_perfect_predictions_forget_nothing(run):
     _, labels, boundaries = run
     for name, value in metrics.summary(labels, labels, boundaries).items():
-        assert value == (0.0 if name.startswith("forgetting") else 1.0), name
+        if name != "forgetting_inclearn":
+            assert value == (0.0 if name.startswith("forgetting") else 1.0), name
 
 
 def test_always_the_newest_class_forgets_everything():

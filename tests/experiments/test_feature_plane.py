@@ -73,7 +73,7 @@ def test_augmented_features_are_pushed_away_from_where_they_start(directory, see
         starts = learner.network.head.embed(learner.embeddings(rows))
     kinds = np.array([point["kind"] for point in plane.points])
     moved = torch.from_numpy(seen_features[0][kinds == "augmented"]) - starts
-    steps, (low, high) = plane.ccfa.steps, plane.ccfa.step_size
+    steps, (low, high) = plane.ccfa.steps, plane.step_size
     furthest = moved.abs().amax(dim=1)
     assert (furthest > 0).all()
     assert (furthest <= steps * high * 1.001).all()

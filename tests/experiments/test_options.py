@@ -137,6 +137,7 @@ def test_every_problem_is_reported_at_once():
 def test_good_options_are_decoded_against_the_signature():
     assert decode_options({"lr": "1", "memory": "2"}, factory, "toy") == {"lr": 1.0, "memory": 2}
     assert decode_options({"step_size": "0.1,0.2"}, CCFA, "ccfa") == {"step_size": (0.1, 0.2)}
+    assert decode_options({"step_size": "none"}, CCFA, "ccfa") == {"step_size": None}
 
 
 def test_plain_values_go_through_json_unchanged():

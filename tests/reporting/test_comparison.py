@@ -7,6 +7,7 @@ import pytest
 
 from ccfa.data import parse_scenario
 from ccfa.errors import ModelError, UsageError
+from ccfa.evaluation import Report
 from ccfa.reporting.comparison import compare, scenario_name
 from ccfa.reporting.sameness import Entry
 from ccfa.reporting.values import Value
@@ -30,6 +31,14 @@ def test_runs_of_one_experiment_are_averaged_over_orders_and_seeds():
     assert str(lines["podnet"].value(AVERAGE)) == text(ALONE.values())
     assert str(lines["podnet + CCFA"].value(AVERAGE)) == text(PLUGGED.values())
     assert [len(line.entries) for line in lines.values()] == [3, 3]
+
+
+def test_reports_without_a_metric_that_is_not_shown_compare():
+    older = entry("a", 0.5)
+    del older.report.metrics["forgetting_inclearn"]
+    again = Entry(older.path, Report.from_json(older.report.to_json()))
+    (line,) = compare([again, entry("b", 0.7, seed=1)]).lines
+    assert str(line.value(AVERAGE)) == text([0.5, 0.7])
 
 
 def test_class_orders_are_averaged_too():

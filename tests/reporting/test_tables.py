@@ -60,6 +60,13 @@ def test_every_metric_stands_beside_its_definition():
     assert lines == expected
 
 
+def test_a_metric_that_an_earlier_report_lacks_is_a_dash():
+    older = {name: value for name, value in METRICS.items() if name != "forgetting_inclearn"}
+    table = shown(metrics_table(replace(REPORT, metrics=older, metrics_by_nearest_mean=older)))
+    (line,) = [cells(line) for line in table.splitlines() if "forgetting inclearn" in line]
+    assert line[1:3] == ["-", "-"]
+
+
 def test_nearest_mean_results_have_a_column():
     report = replace(REPORT, metrics_by_nearest_mean=dict.fromkeys(DEFINITIONS, 0.4321))
     assert shown(metrics_table(report)).count("43.21") == len(DEFINITIONS)

@@ -12,6 +12,9 @@ from ccfa.augmentation.targets import TargetRule, most_confident, target_rule
 from ccfa.errors import UsageError
 from ccfa.models import Head
 
+PAPER_DIM = 64
+PAPER_STEP_SIZE = (2 / 255, 5 / 255)  # of alpha at that dimension; 2/2040 to 5/2040 at 512
+
 
 @dataclass(frozen=True)
 class CCFA:
@@ -19,7 +22,7 @@ class CCFA:
 
     count: int = 5
     steps: int = 10
-    step_size: tuple[float, float] = (2 / 255, 5 / 255)  # the range of alpha, drawn for each image and copy
+    step_size: tuple[float, float] | None = None  # the range of alpha, drawn for each image and copy
     start: Literal["feature", "noise"] = "feature"  # Z_k, or N(0, I)
     target: str = "most-confident"
     gradient_to_backbone: bool = False
@@ -32,7 +35,7 @@ class CCFA:
 
     def __post_init__(self) -> None:
         target_rule(self.target)
-        low, high = self.step_size
+        low, high = self.step_size or PAPER_STEP_SIZE
         if self.count < 0 or self.steps < 0 or not 0 <= low <= high:
             raise UsageError(
                 f"CCFA needs count >= 0, steps >= 0 and 0 <= step_size[0] <= step_size[1]; "
@@ -40,6 +43,11 @@ class CCFA:
             )
         if self.start not in ("feature", "noise"):
             raise UsageError(f"CCFA starts from 'feature' or 'noise', not from {self.start!r}.")
+
+    def step_size_for(self, dim: int) -> tuple[float, float]:
+        """The range of alpha for features of that dimension: the one given, or the paper's, which falls with it."""
+        low, high = PAPER_STEP_SIZE
+        return self.step_size or (low * PAPER_DIM / dim, high * PAPER_DIM / dim)
 
     def __call__(
         self,
@@ -59,7 +67,7 @@ class CCFA:
 
         features, labels, weights = augmented_features(
             samples.features,
-            samples.labels,
+            samples.weighing_labels,
             seen_logits,
             attack_on(old_head, criterion, samples.features.is_cuda),
             old_head.num_classes,
@@ -81,7 +89,7 @@ def cross_class_features(
     generator: Generator,
     count: int = 5,
     steps: int = 10,
-    step_size: tuple[float, float] = (2 / 255, 5 / 255),
+    step_size: tuple[float, float] | None = None,
     target: TargetRule = most_confident,
     start: Literal["feature", "noise"] = "feature",
     gradient_to_backbone: bool = False,
@@ -89,7 +97,8 @@ def cross_class_features(
     """Augmented features Z'_k (count * N, dim), pseudo-labels and weights, for anybody's training loop.
 
     `head` and `old_head` map features to logits, over at least `num_old` classes and over exactly the old classes;
-    `criterion` gives one loss a row. A weight is 0 where a row has no class to go to, otherwise 1.
+    `criterion` gives one loss a row; without `step_size` alpha follows `dim` as in the paper. A weight is 0 where a row
+    has no class to go to, otherwise 1.
     """
     options = CCFA(
         count=count, steps=steps, step_size=step_size, start=start, gradient_to_backbone=gradient_to_backbone
@@ -119,7 +128,7 @@ def augmented_features(
         norms = norm.repeat(options.count, 1)
         if options.start == "noise":
             copies = torch.randn(copies.shape, generator=generator, device=copies.device, dtype=copies.dtype)
-        low, high = options.step_size
+        low, high = options.step_size_for(copies.shape[1])
         draws = torch.rand(len(copies), 1, generator=generator, device=copies.device, dtype=copies.dtype)
         alpha = low + (high - low) * draws
         attacked, pseudo_labels = attack(copies, norms, targets.classes.flatten(), alpha, options.steps)

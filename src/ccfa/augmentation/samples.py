@@ -26,6 +26,12 @@ class Samples(NamedTuple):
         """Features with one label of weight 1 each."""
         return cls(features, labels[:, None], torch.ones_like(labels[:, None], dtype=features.dtype))
 
+    @property
+    def weighing_labels(self) -> Tensor:
+        """The labels (N, L), with the heaviest label of the row in place of those that weigh nothing."""
+        heaviest = self.labels.gather(1, self.weights.argmax(dim=1, keepdim=True))
+        return torch.where(self.weights > 0, self.labels, heaviest)
+
     def parted(self, num_rows: int) -> tuple["Samples", "Samples"]:
         """The first rows and the others."""
         return Samples(*(part[:num_rows] for part in self)), Samples(*(part[num_rows:] for part in self))

@@ -20,7 +20,10 @@ class Targets(NamedTuple):
 
 
 TargetRule = Callable[[Tensor, Tensor, int, int, Generator], Targets]
-"""(logits of the current head, old classes first (N, outputs), labels (N, L), num_old, count, generator) -> Targets."""
+"""(logits of the current head, old classes first (N, outputs), labels (N, L), num_old, count, generator) -> Targets.
+
+Every label given is an own class of its row; labels that weigh nothing are replaced before (`weighing_labels`).
+"""
 
 
 def most_confident(logits: Tensor, labels: Tensor, num_old: int, count: int, generator: Generator) -> Targets:

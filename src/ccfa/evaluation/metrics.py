@@ -22,6 +22,9 @@ DEFINITIONS: dict[str, str] = {
     "forgetting_first_minus_last": "mean over stages j before the last of A[j,j] - A[last,j]",
     "forgetting_lee2019": "mean over stages s after stage 0 of the sum over earlier stages r of "
     "(classes of r / classes seen at s) * (A[r,r] - A[s,r]) (FGT, Lee et al. 2019)",
+    "forgetting_inclearn": "sum over tens of classes g, in learning order, of max_i a[i,g] - a[last,g], i before the "
+    "last stage, divided by the number of tens + 1; a[i,g] is the accuracy after stage i on the classes of g seen by "
+    "then, the maximum at least 0 (printed by PODNet's published code)",
     "new_class_accuracy": "mean over stages k after stage 0 of A[k,k]",
     "old_class_accuracy": "mean over stages after stage 0 of the accuracy on all test images of old classes",
 }
@@ -117,6 +120,22 @@ def forgetting_lee2019(matrix: NDArray[np.float64], boundaries: Sequence[int]) -
     return _mean([float(num_classes[:s] @ drops[s, :s]) / boundaries[s] for s in range(1, len(matrix))])
 
 
+def forgetting_inclearn(predictions: Sequence[NDArray[Any]], labels: Sequence[NDArray[Any]]) -> float:
+    """1/(G+1) sum_{g<G} (max_{i<K-1} a[i,g] - a[K-1,g]), a[i,g] the accuracy on classes 10g to 10g+9 seen by stage i.
+
+    What PODNet's and AFC's published code (inclearn) prints as forgetting, whatever the stages are. As there,
+    accuracies are rounded to 3 decimals, a group that is new at the last stage has a maximum of 0, and the overall
+    accuracy counts as one more group. (That code prints 0 for a single stage; here it is NaN.)
+    """
+    overall_accuracies(predictions, labels)
+    groups = [_accuracies_of_tens(*pair) for pair in zip(predictions, labels, strict=True)]
+    if len(groups) == 1:
+        return math.nan
+    last = groups.pop()
+    best = [max([0.0, *(stage[group] for stage in groups if group < len(stage))]) for group in range(len(last))]
+    return sum(high - low for high, low in zip(best, last, strict=True)) / (len(last) + 1)
+
+
 def new_class_accuracy(matrix: NDArray[np.float64]) -> float:
     """Mean over stages k >= 1 of A[k,k], the accuracy on classes just learned ("average new accuracy")."""
     return _mean(np.diagonal(_check_matrix(matrix))[1:])
@@ -150,9 +169,16 @@ def summary(
         "forgetting_max_minus_last": forgetting_max_minus_last(matrix),
         "forgetting_first_minus_last": forgetting_first_minus_last(matrix),
         "forgetting_lee2019": forgetting_lee2019(matrix, boundaries),
+        "forgetting_inclearn": forgetting_inclearn(predictions, labels),
         "new_class_accuracy": new_class_accuracy(matrix),
         "old_class_accuracy": old_class_accuracy(predictions, labels, boundaries),
     }
+
+
+def _accuracies_of_tens(predictions: NDArray[Any], labels: NDArray[Any]) -> list[float]:
+    tens = np.asarray(labels) // 10
+    num_right, num_images = np.bincount(tens, np.asarray(predictions) == labels), np.bincount(tens)
+    return [round(value, 3) for value in (num_right / num_images.clip(min=1)).tolist()]
 
 
 def _mean(values: Sequence[float] | NDArray[np.float64]) -> float:

@@ -30,6 +30,7 @@ class Plane(NamedTuple):
     class_names: dict[int, str]
     perplexity: float
     ccfa: CCFA
+    step_size: tuple[float, float]  # the range of alpha
 
 
 class _Labelled(NamedTuple):
@@ -87,7 +88,9 @@ def feature_plane(
         for label, row in zip(part.labels.tolist(), part.rows.tolist(), strict=True)
     ]
     points = [{**point, "x": x, "y": y} for point, (x, y) in zip(points, positions.tolist(), strict=True)]
-    return Plane(points, {label: names[label] for label in classes}, perplexity, _ccfa(learner.method))
+    ccfa = _ccfa(learner.method)
+    step_size = ccfa.step_size_for(features.shape[1])
+    return Plane(points, {label: names[label] for label in classes}, perplexity, ccfa, step_size)
 
 
 def _ccfa(method: Method) -> CCFA:

@@ -44,13 +44,13 @@ def _tsne(entries: Sequence[Entry], wish: Wish) -> Drawn:
         for kind in KINDS
     ]
     facts = {"perplexity": round(plane.perplexity, 4), "seed": wish.seed}
-    ccfa, counts = plane.ccfa, [len(cloud.points) for cloud in clouds]
+    ccfa, (low, high), counts = plane.ccfa, plane.step_size, [len(cloud.points) for cloud in clouds]
     caption = (
         f"t-SNE (perplexity {plane.perplexity:.4g}, seed {wish.seed}) of features of {len(plane.class_names)} random "
         f"classes after the first stage of {_said(entries[0])}: the {counts[0]:,} exemplars in memory; {counts[1]:,} "
         f"features that CCFA makes from the next stage's training images and labels as one of the classes "
-        f"(count {ccfa.count}, {ccfa.steps} steps of {ccfa.step_size[0]:.4g} to {ccfa.step_size[1]:.4g}, targets "
-        f"{ccfa.target}); {counts[2]:,} training images of the classes. One embedding of all features, "
+        f"(count {ccfa.count}, {ccfa.steps} steps of {low:.4g} to {high:.4g}, targets {ccfa.target}); "
+        f"{counts[2]:,} training images of the classes. One embedding of all features, "
         f"at unit length; grey: the points of the other panels."
     )
     return Drawn(

@@ -1,6 +1,7 @@
 """Results as tables for the terminal."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ BETWEEN = 3  # spaces between columns
 
 
 def metrics_table(report: Report, with_definitions: bool = True) -> Table:
-    """Every metric of a run, by logits and by nearest mean, and what it means."""
+    """Every metric of a run, by logits and by nearest mean, and what it means; earlier reports may lack some."""
     table = Table(title=report.name, title_justify="left")
     table.add_column("percent", no_wrap=True)
     for rule in ("logits", "nearest mean"):
@@ -35,9 +36,9 @@ def metrics_table(report: Report, with_definitions: bool = True) -> Table:
         table.add_column("definition")
     for name, definition in DEFINITIONS.items():
         nearest = report.metrics_by_nearest_mean
-        by_mean = percent(nearest[name]) if nearest else "-"
+        by_mean = percent(nearest.get(name, math.nan)) if nearest else "-"
         meaning = [definition] if with_definitions else []
-        table.add_row(name.replace("_", " "), percent(report.metrics[name]), by_mean, *meaning)
+        table.add_row(name.replace("_", " "), percent(report.metrics.get(name, math.nan)), by_mean, *meaning)
     return table
 
 
