@@ -8,7 +8,7 @@ import torch
 
 import reference
 from ccfa.augmentation.ccfa import CCFA, cross_class_features
-from ccfa.augmentation.samples import Samples
+from ccfa.augmentation.samples import Samples, classification_loss
 from ccfa.errors import UsageError
 from ccfa.losses.classification import cross_entropy, nca
 from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead
@@ -215,6 +215,28 @@ def test_the_real_samples_come_first_and_the_function_gives_the_rest():
     assert torch.equal(result.features, torch.cat([samples.features, features]))
     assert torch.equal(result.labels[:, 0], torch.cat([samples.labels[:, 0], labels]))
     assert torch.equal(result.weights[:, 0], torch.cat([samples.weights[:, 0], weights]))
+
+
+@pytest.mark.parametrize(("weight", "backbone_weight"), [(1.0, None), (1.0, 1.0), (0.2, None), (0.2, 0.5)])
+def test_backbone_and_head_get_their_shares_of_the_loss(weight, backbone_weight):
+    (head, old_head, criterion), *_ = local_similarity()
+    samples = Samples.of(*random_batch())
+    samples.features.requires_grad_()
+    options = CCFA(count=2, weight=weight, backbone_weight=backbone_weight)
+    loss = classification_loss(options(samples, head, old_head, criterion, seeded(5)), head, criterion)
+    features_gradient, *head_gradients = torch.autograd.grad(loss, [samples.features, head.old, head.new])
+
+    def mean_gradients(rows, labels):
+        mean = criterion(head(rows), labels).mean()
+        return torch.autograd.grad(mean, [rows, head.old, head.new])
+
+    moved, labels, _ = augment(samples.features, samples.labels[:, 0], (head, old_head, criterion), seed=5, count=2)
+    real = mean_gradients(samples.features, samples.labels[:, 0])
+    augmented = mean_gradients(moved.requires_grad_(), labels)
+    share = 1 / (1 + 2 * weight)
+    torch.testing.assert_close(features_gradient, (backbone_weight or share) * real[0])
+    for found, of_real, of_augmented in zip(head_gradients, real[1:], augmented[1:], strict=True):
+        torch.testing.assert_close(found, share * of_real + (1 - share) * of_augmented)
 
 
 def test_the_attack_leaves_no_gradient_behind():

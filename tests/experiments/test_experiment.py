@@ -251,3 +251,15 @@ def test_a_whole_number_will_do_for_a_fraction():
 def test_a_configuration_without_an_experiment_is_refused(config, message):
     with pytest.raises(ModelError, match=message):
         experiment_of(config)
+
+
+def test_the_balanced_phase_may_have_options_of_its_own():
+    options = {"ccfa.count": "2", "ccfa.balanced.count": "3", "ccfa.balanced.weight": "0.5"}
+    main, balanced = experiment_method(Experiment("podnet", ccfa=True, options=options)).feature_augmentations
+    assert (main.phases, main.count, main.weight) == (("main",), 2, 1.0)
+    assert (balanced.phases, balanced.count, balanced.weight) == (("balanced",), 3, 0.5)
+
+
+def test_unknown_options_of_the_balanced_phase_are_refused():
+    with pytest.raises(UsageError, match=r"ccfa\.balanced"):
+        experiment_method(Experiment("podnet", ccfa=True, options={"ccfa.balanced.counts": "3"}))

@@ -200,3 +200,8 @@ def test_a_few_steps_on_cifar100(cifar100):
     told = [(p.phase, p.num_batches, p.batch_size, lr) for p, _, lr in recorder.epochs]
     assert told == [("main", 2, 128, 0.1), ("balanced", 2, 128, 0.05)]
     assert all(math.isfinite(losses["loss"]) for _, losses in recorder.batches)
+
+
+def test_the_classification_weight_acts_from_the_second_stage_on():
+    weighed = podnet(lambda_classification=0.25).classification_weight
+    assert [weighed(stage) for stage in STAGES] == [1.0, 0.25, 0.25]

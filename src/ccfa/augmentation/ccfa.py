@@ -26,6 +26,8 @@ class CCFA:
     start: Literal["feature", "noise"] = "feature"  # Z_k, or N(0, I)
     target: str = "most-confident"
     gradient_to_backbone: bool = False
+    weight: float = 1.0  # of an augmented row in L_cls, beside 1 of a real one
+    backbone_weight: float | None = None  # of the real rows' mean loss in the backbone's gradient; None: their share
     phases: tuple[str, ...] = ("main", "balanced")
 
     @property
@@ -75,7 +77,18 @@ class CCFA:
             self,
             target_rule(self.target),
         )
-        return samples.and_also(features, labels, weights)
+        weights = self.weight * weights
+        if self.backbone_weight is None:
+            return samples.and_also(features, labels, weights)
+        real = samples.weights.sum()
+        rescaled = scale_gradient(samples.features, self.backbone_weight * (real + weights.sum()) / real)
+        return samples._replace(features=rescaled).and_also(features, labels, weights)
+
+
+def scale_gradient(features: Tensor, factor: Tensor) -> Tensor:
+    """The same features, whose gradient is multiplied by a factor on its way back."""
+    constant = features.detach()
+    return constant + factor * (features - constant)
 
 
 def cross_class_features(

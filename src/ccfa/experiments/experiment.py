@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin
 
@@ -209,11 +209,24 @@ def experiment_method(experiment: Experiment) -> Method:
     elif _prefixed(experiment, "mix"):
         raise UsageError(f"Options {', '.join(_prefixed(experiment, 'mix'))} need --mix.")
     if experiment.ccfa:
-        options = CCFA_PRESETS.get(experiment.data, {}) | _plug_in_options(experiment, "ccfa", CCFA)
-        method = with_augmentation(method, CCFA(**options))
+        for plug_in in _ccfa(experiment):
+            method = with_augmentation(method, plug_in)
     elif _prefixed(experiment, "ccfa"):
         raise UsageError(f"Options {', '.join(_prefixed(experiment, 'ccfa'))} need --ccfa.")
     return method
+
+
+def _ccfa(experiment: Experiment) -> list[CCFA]:
+    """CCFA as asked for; options with the prefix ccfa.balanced. are those of the balanced phase alone."""
+    given = {name.removeprefix("ccfa."): text for name, text in _prefixed(experiment, "ccfa").items()}
+    balanced = {name.removeprefix("balanced."): text for name, text in given.items() if name.startswith("balanced.")}
+    everywhere = {name: text for name, text in given.items() if not name.startswith("balanced.")}
+    plug_in = CCFA(**CCFA_PRESETS.get(experiment.data, {}) | decode_options(everywhere, CCFA, "ccfa"))
+    if not balanced:
+        return [plug_in]
+    others = tuple(name for name in plug_in.phases if name != "balanced")
+    there = replace(plug_in, phases=("balanced",), **decode_options(balanced, CCFA, "ccfa.balanced"))
+    return [replace(plug_in, phases=others), there]
 
 
 def _prefixed(experiment: Experiment, plug_in: str) -> dict[str, str]:

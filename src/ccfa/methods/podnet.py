@@ -1,14 +1,15 @@
 """PODNet: Douillard, Cord, Ollion, Robert and Valle, "PODNet: Pooled Outputs Distillation", ECCV 2020."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from ccfa.data import CIFAR100_PODNET, Transforms
+from ccfa.data import CIFAR100_PODNET, Stage, Transforms
 from ccfa.errors import choose
 from ccfa.losses.classification import nca as nca_code
 from ccfa.losses.classification import nca_exclusive
 from ccfa.losses.distillation import cosine_distance, pod_spatial, pod_spatial_paper, squared_distance
-from ccfa.methods.method import Budget, Method, Phase
+from ccfa.methods.method import Budget, Method, Phase, always_one
 from ccfa.methods.parts import (
     EmbeddingDistillation,
     MapDistillation,
@@ -28,6 +29,17 @@ from ccfa.models import LocalSimilarityHead
 from ccfa.models.resnet import backbone_named
 
 
+@dataclass(frozen=True)
+class LaterWeight:
+    """1 in the first stage, where L_cls stands alone, and a weight in every later one."""
+
+    weight: float
+
+    def __call__(self, stage: Stage) -> float:
+        """The weight on L_cls at that stage."""
+        return self.weight if stage.index else 1.0
+
+
 def podnet(
     *,
     backbone: str = "resnet32-podnet",
@@ -38,6 +50,7 @@ def podnet(
     weight_decay: float = 5e-4,
     balanced_epochs: int = 20,
     balanced_lr: float = 0.05,
+    lambda_classification: float = 1.0,
     lambda_spatial: float = 3.0,
     lambda_flat: float = 1.0,
     num_proxies: int = 10,
@@ -48,7 +61,8 @@ def podnet(
 ) -> Method:
     """PODNet as its published code runs; `nca` and `pod` choose the paper's formulas instead.
 
-    The margin acts in the paper's NCA only: in the published code it cancels.
+    The margin acts in the paper's NCA only: in the published code it cancels. `lambda_classification` multiplies L_cls
+    where it stands beside the distillation terms, from the second stage on.
     """
     spatial, flat = choose(
         "POD formula",
@@ -92,6 +106,7 @@ def podnet(
             partial(EmbeddingDistillation, "pod-flat", lambda_flat, seen_to_new, flat),
             partial(MapDistillation, "pod-spatial", lambda_spatial, seen_to_new, spatial),
         ),
+        classification_weight=always_one if lambda_classification == 1 else LaterWeight(lambda_classification),
         memory=Budget(per_class=memory),
         needs_memory=True,
         select_exemplars=herd,
