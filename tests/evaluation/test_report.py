@@ -2,6 +2,7 @@ import dataclasses
 import json
 import math
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,11 +72,23 @@ def test_whole_seconds_are_read_as_float():
     assert isinstance(read.seconds, float)
 
 
-def test_missing_and_unknown_keys_are_named():
+def test_missing_fields_are_named():
     fields = json.loads(REPORT.to_json())
     del fields["seconds"], fields["config"]
-    with pytest.raises(ModelError, match=r"missing keys \['config', 'seconds'\], unknown keys \['secnds'\]"):
-        Report.from_json(json.dumps(fields | {"secnds": 1.0}))
+    with pytest.raises(ModelError, match="config, seconds"):
+        Report.from_json(json.dumps(fields))
+
+
+def test_fields_of_a_later_format_are_left_out():
+    assert Report.from_json(altered(format=2, colour="blue")) == dataclasses.replace(REPORT, format=2)
+
+
+def test_a_report_of_an_earlier_commit_is_still_read():
+    stored = Path(__file__).parent / "golden" / "report-f908272.json"
+    report = Report.from_json(stored.read_text())
+    assert report.own_metrics["average_incremental_accuracy"] == pytest.approx(0.66467, abs=1e-5)
+    assert report.config["experiment"]["order"] == "podnet-0"
+    assert report.environment["device"] == "NVIDIA H200"
 
 
 @pytest.mark.parametrize(

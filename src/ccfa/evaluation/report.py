@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from ccfa.errors import DataError, ModelError
 
+FORMAT = 1
+
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "name": (str,),
     "config": (dict,),
@@ -42,6 +44,7 @@ class Report:
     environment: dict[str, Any]  # commit, versions, device
     seconds: float
     finished: bool
+    format: int = FORMAT  # of the file; fields that a later format adds are left out when it is read here
 
     @property
     def own_rule(self) -> str:
@@ -80,20 +83,16 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> "Report":
-        """The report that `to_json` wrote; anything else is an error that names the field."""
+        """The report that `to_json` wrote, by this or another version; anything else is an error that names the field."""
         try:
             fields = json.loads(text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise ModelError(f"This is not a report: not valid JSON ({error}). Is the file cut off?") from error
         if not isinstance(fields, dict):
             raise ModelError(f"This is not a report: expected a JSON object, got a {type(fields).__name__}.")
-        missing = sorted(_JSON_TYPES.keys() - fields.keys())
-        surplus = sorted(fields.keys() - _JSON_TYPES.keys())
-        if missing or surplus:
-            raise ModelError(
-                f"Not a report of this version of ccfa: missing keys {missing}, unknown keys {surplus}. "
-                "Read it with the version that wrote it, or run the experiment again."
-            )
+        if missing := sorted(_JSON_TYPES.keys() - fields.keys()):
+            raise ModelError(f"This is not a report of a run: it has no {', '.join(missing)}.")
+        fields = {field.name: fields[field.name] for field in dataclasses.fields(cls) if field.name in fields}
         for key, types in _JSON_TYPES.items():
             if type(fields[key]) not in types:
                 expected = " or ".join(expected.__name__ for expected in types)

@@ -54,6 +54,20 @@ class Experiment:
         parts += [f"{name}={text}" for name, text in sorted(self.options.items())]
         return re.sub(r"[^\w.=+-]+", "_", "-".join(part for part in parts if part))[:150]
 
+    def arguments(self) -> list[str]:
+        """What `ccfa run` is given to run this: the method, the data and the seed, and what differs from the defaults.
+
+        >>> Experiment("podnet", ccfa=True, options={"epochs": "10"}).arguments()
+        ['podnet', '--data', 'digits', '--seed', '0', '--ccfa', '--set', 'epochs=10']
+        """
+        words = [self.method, "--data", self.data, "--seed", str(self.seed)]
+        for part in dataclasses.fields(self):
+            value, option = getattr(self, part.name), "--" + part.name.replace("_", "-")
+            if part.name in ("method", "data", "seed", "options") or value == part.default:
+                continue
+            words += [option] if value is True else [option, str(value)]
+        return [*words, "--set", *(f"{name}={text}" for name, text in self.options.items())] if self.options else words
+
 
 def experiment_of(config: dict[str, Any]) -> Experiment:
     """The experiment that a config.json describes: what is run again to repeat it."""

@@ -11,19 +11,10 @@ from ccfa.experiments.experiment import Experiment, experiment_of
 from ccfa.learning.acceleration import Acceleration, Precision
 from ccfa.reporting.rundata import RunData
 
-FLAGS = ("ccfa", "skip_bad")
-
 
 def command(run: RunData) -> str:
     """The command line, with the device that is recorded, and with what speed there is not the default."""
-    words = ["ccfa", "run", experiment_of(run.config).method]
-    for name, value in _chosen(run).items():
-        if name in FLAGS:
-            words.append(_option(name))
-        elif name == "options":
-            words += ["--set", *(f"{option}={text}" for option, text in value.items())]
-        elif name != "method":
-            words += [_option(name), str(value)]
+    words = ["ccfa", "run", *experiment_of(run.config).arguments()]
     speed = _recorded(run)
     words += ["--device", speed.device] if speed.device else []
     words += ["--precision", speed.acceleration.precision] if "precision" in speed.unusual else []
@@ -94,7 +85,3 @@ def _chosen(run: RunData) -> dict[str, Any]:
         for name in fields
         if name in always or getattr(experiment, name) != getattr(default, name)
     }
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")

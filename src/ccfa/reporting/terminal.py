@@ -11,11 +11,9 @@ from torch import Tensor
 
 from ccfa.data import Stage
 from ccfa.experiments.experiment import Resolved
+from ccfa.experiments.workload import workload
 from ccfa.learning import Progress
-from ccfa.learning.batches import num_batches
-from ccfa.methods.holding_out import held_out, not_held_out, num_held_out
-from ccfa.methods.method import RowSelector, by_nearest_mean
-from ccfa.methods.parts import balanced_exemplars, new_and_exemplars
+from ccfa.methods.method import by_nearest_mean
 from ccfa.reporting.values import duration
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -117,24 +115,4 @@ def packed(parts: Sequence[str], width: int) -> list[str]:
 def planned_images(resolved: Resolved) -> list[int]:
     """How many images each stage will train on, counted with repetition."""
     sizes = resolved.train.labels.bincount(minlength=resolved.train.num_classes).tolist()
-    budget = resolved.method.memory
-    totals = []
-    for stage in resolved.stages:
-        new = sum(sizes[stage.num_old : stage.num_seen])
-        old_quota, quota = budget.quota(max(stage.num_old, 1)), budget.quota(stage.num_seen)
-        stored = [min(size, old_quota) for size in sizes[: stage.num_old]]
-        balanced = [min(size, quota) for size in sizes[: stage.num_seen]]
-        apart = sum(map(num_held_out, stored + balanced[stage.num_old :]))
-        rows: dict[RowSelector, int] = {
-            new_and_exemplars: new + sum(stored),
-            balanced_exemplars: sum(balanced),
-            not_held_out: new + sum(stored) - apart,
-            held_out: sum(map(num_held_out, balanced)),
-        }
-        total = 0
-        for phase in resolved.method.phases(stage):
-            num_rows = rows.get(phase.rows, new)
-            batch_size = min(phase.batch_size, num_rows)
-            total += phase.epochs * num_batches(num_rows, phase.batch_size) * batch_size
-        totals.append(total)
-    return totals
+    return [work.images for work in workload(resolved.method, resolved.stages, sizes)]

@@ -1,0 +1,150 @@
+"""The reports under results/, what they say about the paper's cells, and which runs are left."""
+
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ccfa.data import parse_scenario
+from ccfa.errors import ModelError, Notice
+from ccfa.evaluation import Report
+from ccfa.evaluation.report import mean_and_spread
+from ccfa.experiments.experiment import Experiment, experiment_method, experiment_of
+from ccfa.experiments.files import write_atomically
+from ccfa.experiments.tables import NUM_CLASSES, TABLES, Cell, Setting, Table, experiment_for, setting_of
+from ccfa.experiments.workload import workload
+from ccfa.methods import METHODS
+
+ORDERS = ("podnet-0", "podnet-1", "podnet-2")  # the three class orders of the paper's averages
+SEED = 1
+IMAGES_PER_CLASS = {"cifar100": 500, "imagenet100": 1300, "imagenet1000": 1281}
+STEPS_PER_SECOND = 745.0  # PODNet's ResNet-32 on one H200, eight runs at once, in all
+SLOWER = {"aanet": 2.0, "aanet-ucir": 2.0, "aanet-afc": 2.0, "il2a": 8.7, "pass": 8.7}  # steps of other networks, about
+SLOWER_AT_224 = 31.0  # ResNet-18 at 224 pixels, about
+DECIMALS = 6  # of a stored accuracy
+
+
+class Result(NamedTuple):
+    """A finished run: its report, the file it is in, and what it measured."""
+
+    path: Path
+    report: Report
+    experiment: Experiment
+    setting: Setting
+
+    @property
+    def gpu_minutes(self) -> float:
+        """The run's share of the device's time."""
+        return self.report.seconds / 60 / int(self.report.environment.get("at_once", 1))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What our runs say about a cell, in percent."""
+
+    mean: float  # over class orders
+    spread: float  # standard deviation over class orders; NaN for one
+    results: tuple[Result, ...]
+
+
+def read_results(folder: Path) -> list[Result]:
+    """The finished runs of settings that the paper has, in the order of their paths; a damaged file is a warning."""
+    results = []
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            report = Report.from_json(path.read_text())
+            experiment = experiment_of(report.config)
+        except (ModelError, OSError, UnicodeDecodeError) as error:
+            warnings.warn(Notice(f"{path} is left out: {error}"), stacklevel=2)
+            continue
+        setting = setting_of(report.config["experiment"])
+        if setting and report.finished:
+            results.append(Result(path, report, experiment, setting))
+    return results
+
+
+def store_result(report: Report, folder: Path) -> Path:
+    """Keep a finished run's report under results/, in a folder for each scenario, its accuracies rounded."""
+    experiment = experiment_of(report.config)
+    path = folder / f"{Path(experiment.data).name}-{experiment.scenario}" / f"{experiment.name}.json"
+    rounded = replace(
+        report,
+        overall=[round(value, DECIMALS) for value in report.overall],
+        accuracy_matrix=[[value and round(value, DECIMALS) for value in row] for row in report.accuracy_matrix],
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, rounded.to_json())
+    return path
+
+
+def measured(cell: Cell, results: Iterable[Result]) -> Measured | None:
+    """Mean and spread over class orders, each order's seeds averaged first; None where nothing was run."""
+    found = tuple(
+        result
+        for result in results
+        if result.setting == cell.setting and math.isfinite(result.report.own_metrics.get(cell.metric, math.nan))
+    )
+    if not found:
+        return None
+    by_order: dict[str, list[float]] = {}
+    for result in found:
+        by_order.setdefault(result.experiment.order or "", []).append(100 * result.report.own_metrics[cell.metric])
+    mean, spread = mean_and_spread([float(np.mean(values)) for values in by_order.values()])
+    return Measured(mean, spread, found)
+
+
+def left_to_run(
+    cells: Iterable[Cell], results: Sequence[Result], num_orders: int = len(ORDERS), seed: int = SEED
+) -> list[Experiment]:
+    """The experiments without a result, one for each setting and class order, the most valuable first."""
+    done = {(result.setting, result.experiment.order) for result in results}
+    settings = dict.fromkeys(cell.setting for cell in cells if cell.is_target and can_run(cell.setting))
+    runs = [
+        (priority(setting), steps(setting), ORDERS.index(order), experiment_for(setting, order, seed))
+        for setting in settings
+        for order in ORDERS[:num_orders]
+        if (setting, order) not in done
+    ]
+    return [experiment for *_, experiment in sorted(runs, key=lambda run: run[:3])]
+
+
+def can_run(setting: Setting) -> bool:
+    """Whether this package has the method and knows how to get the data."""
+    return setting.method in METHODS and setting.data == "cifar100"
+
+
+@cache
+def priority(setting: Setting) -> int:
+    """The place of a setting in the order of what to measure first: CCFA's own methods, then how it is varied."""
+    methods = ("podnet", "afc", "ucir", "aanet")
+    names = ("mixing", "memory", "features", "ablation", "direction", "initial", "main", "imagenet100", "imagenet1000")
+    starred = _settings(TABLES["supplement"])
+    # Within a group the cheaper one is run first.
+    groups = [[each for each in starred if each.method == method] for method in methods]
+    groups += [_settings(TABLES[name]) for name in names]
+    return next((place for place, group in enumerate(groups) if setting in group), len(groups))
+
+
+@cache
+def steps(setting: Setting) -> int:
+    """Training steps of a run; with CCFA without those of the first stage, which it shares with the run without."""
+    method = experiment_method(experiment_for(setting, None, 0))
+    num_classes = NUM_CLASSES[setting.data]
+    stages = parse_scenario(setting.scenario, num_classes)
+    works = workload(method, stages, [IMAGES_PER_CLASS[setting.data]] * num_classes)
+    return sum(work.steps for work in works[1 if setting.ccfa else 0 :])
+
+
+def gpu_minutes(setting: Setting) -> float:
+    """What a run costs on one H200 that eight runs share, roughly."""
+    slower = SLOWER.get(setting.method, 1.0) * (1.0 if setting.data == "cifar100" else SLOWER_AT_224)
+    return steps(setting) * slower / STEPS_PER_SECOND / 60
+
+
+def _settings(table: Table) -> list[Setting]:
+    return [cell.setting for row in table.rows.values() for cell in row if cell]
