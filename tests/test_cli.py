@@ -376,6 +376,7 @@ def test_a_run_is_compared_with_itself_once(call, finished):
         ("orders", "seed-N"),
         ("backbones", "resnet32-ucir"),
         ("options", "balanced_epochs"),
+        ("tables", "imagenet100"),
     ],
 )
 def test_everything_can_be_listed(call, what, name):

@@ -164,8 +164,8 @@ class Page:
 class List:
     """Show what there is to choose from."""
 
-    what: Positional[Literal["methods", "datasets", "scenarios", "orders", "backbones", "options"]]
-    """The kind of thing; options shows every method's options."""
+    what: Positional[Literal["methods", "datasets", "scenarios", "orders", "backbones", "options", "tables"]]
+    """The kind of thing; options shows every method's options, tables the paper's tables."""
 
 
 @dataclass(frozen=True)

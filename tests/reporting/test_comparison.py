@@ -220,6 +220,15 @@ def test_the_paper_s_values_stand_beside_ours():
     assert compare([entry("a")]).cited == {}
 
 
+def test_the_paper_s_values_are_those_of_the_memory():
+    paper = {"data": "cifar100", "sizes": (50, *[1] * 50)}
+    typed = compare([entry("a", options={"memory": "20"}, **paper)])
+    fewer = compare([entry("a", options={"memory": "5"}, **paper)])
+    assert [typed.lines[0].published, fewer.lines[0].published] == [57.84, 35.59]
+    assert typed.cited == {"GeoDL": 52.28}
+    assert fewer.cited == {}, "the paper has none of them with 5 exemplars"
+
+
 @pytest.mark.parametrize(
     "sizes", [(50, 10, 10, 10, 10, 10), (10, 10, 10), (5, 2, 2, 1), (5, 1, 2), (7, 3), (10,), (3, 3, 1), (1, 3, 3)]
 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from ccfa.errors import ModelError
 from ccfa.evaluation import Report
-from ccfa.experiments.tables import CITED_ONLY, published
+from ccfa.experiments.tables import Setting, cell_for, cited_only, setting_of
 from ccfa.reporting.sameness import Entry, hashed, identity, names, require_one_setting, without_ccfa
 from ccfa.reporting.values import Value
 
@@ -78,11 +78,15 @@ class Comparison:
 
     @property
     def cited(self) -> dict[str, float]:
-        """The paper's values of methods that are not here, where there are others of its values to stand beside."""
-        if all(line.published is None for line in self.lines):
-            return {}
-        cells = {name: values.cell(self.scenario) for name, values in CITED_ONLY.items()}
-        return {name: cell for name, cell in cells.items() if cell is not None}
+        """The paper's values of methods that are not here, where others of its values are for the same memory."""
+        settings = [_setting(line.entries[0], self.scenario) for line in self.lines if line.published is not None]
+        beside = {(setting.data, setting.scenario, setting.memory) for setting in settings if setting}
+        return {
+            name: cell.value
+            for name, row in cited_only().items()
+            for cell in row
+            if cell and (cell.setting.data, cell.setting.scenario, cell.setting.memory) in beside
+        }
 
 
 def compare(entries: Sequence[Entry], notes: Sequence[str] = ()) -> Comparison:
@@ -101,7 +105,7 @@ def compare(entries: Sequence[Entry], notes: Sequence[str] = ()) -> Comparison:
             said.append(_repeated(first, entry))
     distinct = [list(group.values()) for group in groups.values()]
     lines = [
-        Line(name, tuple(group), published=_published(group[0], data, scenario))
+        Line(name, tuple(group), published=_published(group[0], scenario))
         for name, group in zip(names(distinct), distinct, strict=True)
     ]
     lines = [_with_gain(line, lines, said) for line in _ordered(lines)]
@@ -169,11 +173,16 @@ def _average(report: Report) -> float:
     return 100 * report.own_metrics["average_incremental_accuracy"]
 
 
-def _published(entry: Entry, data: str, scenario: str) -> float | None:
-    """The paper's cell, where the run is of its setting: the published options, nothing else plugged in."""
-    asked = entry.experiment
-    changed = [asked.get(name) for name in ("options", "mix", "memory", "memory_total", "validation")]
-    return None if any(changed) else published(asked["method"], entry.ccfa, data, scenario)
+def _setting(entry: Entry, scenario: str) -> Setting | None:
+    """What the run was measured on, however its stages were written."""
+    return setting_of({**entry.experiment, "scenario": scenario})
+
+
+def _published(entry: Entry, scenario: str) -> float | None:
+    """The paper's average for the run's setting."""
+    setting = _setting(entry, scenario)
+    cell = cell_for(setting) if setting else None
+    return cell.value if cell else None
 
 
 def _repeated(first: Entry, entry: Entry) -> str:

@@ -14,7 +14,7 @@ from ccfa.data import DATASETS, order_names
 from ccfa.evaluation import DEFINITIONS, Report
 from ccfa.experiments.options import schema
 from ccfa.experiments.presets import SCENARIOS
-from ccfa.experiments.tables import CITED_ONLY, NOT_MEASURED, PAPERS, REPRODUCED
+from ccfa.experiments.tables import PAPERS, TABLES, cited_only
 from ccfa.methods import METHODS
 from ccfa.methods.method import EVERYTHING
 from ccfa.models import BACKBONES
@@ -60,7 +60,7 @@ def definitions(comparison: Comparison) -> list[str]:
     if any(line.gain for line in comparison.lines):
         lines.insert(1, "gain: average with CCFA minus without, over pairs of runs of the same class order and seeds")
     if any(line.published is not None for line in comparison.lines):
-        lines.append("published: the average in the paper's table 1, printed there and not measured here")
+        lines.append("published: the average that the paper prints for this setting, not measured here")
     return [f"± : {SPREAD}", *lines, f"seconds: {TIME}"]
 
 
@@ -107,6 +107,7 @@ def catalogue(what: str) -> list[Table]:
         "scenarios": SCENARIOS,
         "orders": order_names(),
         "backbones": {name: str(builder) for name, builder in BACKBONES.items()},
+        "tables": {name: table.title for name, table in TABLES.items()},
     }
     table = Table(what, "what it is")
     for name, meaning in names[what].items():
@@ -115,16 +116,15 @@ def catalogue(what: str) -> list[Table]:
 
 
 def _methods() -> Table:
-    table = Table("method", "what it is", "paper", "memory", "published number reproduced")
+    table = Table("method", "what it is", "paper", "memory")
     for name, function in METHODS.items():
         method = function()
         kept = method.memory.quota(1)
         memory = "none" if not kept else "every image" if method.memory == EVERYTHING else f"{kept} per class"
         needed = ", needed" if method.needs_memory else ""
-        reproduced = REPRODUCED.get(name, NOT_MEASURED) if name in PAPERS else ""
-        table.add_row(name, _first_line(function), PAPERS.get(name, ""), memory + needed, reproduced)
-    for name in CITED_ONLY:
-        table.add_row(name, "in tables with its published values only", "", "", "")
+        table.add_row(name, _first_line(function), PAPERS.get(name, ""), memory + needed)
+    for name in cited_only():
+        table.add_row(name, "in tables with its published values only", "", "")
     return table
 
 
