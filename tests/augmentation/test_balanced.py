@@ -35,8 +35,8 @@ def allowed_confidences(confidences, labels, num_old: int, k: int):
     return matrix
 
 
-def optimum(matrix) -> float:
-    """The value of eq. 2, relaxed: max <W, S> - sum(t) with -t <= n - u <= t, in variables (S, t)."""
+def exact(matrix):
+    """The S (N, old) that solves eq. 2, relaxed: max <W, S> - sum(t) with -t <= n - u <= t, in variables (S, t)."""
     num_rows, num_old = matrix.shape
     rows, columns = np.nonzero(~np.isnan(matrix))
     places = np.arange(len(rows))
@@ -51,20 +51,37 @@ def optimum(matrix) -> float:
         method="highs",
     )
     assert solution.status == 0
-    return -solution.fun
+    dense = np.zeros(matrix.shape)
+    dense[rows, columns] = solution.x[: len(rows)]
+    return dense
 
 
-def value(assigned, classes, matrix) -> float:
-    """Eq. 2 of an assignment given as places and their classes."""
-    num_rows, num_old = matrix.shape
-    dense = np.zeros((num_rows, num_old))
+def dense_of(assigned, classes, matrix):
+    """S (N, old) of an assignment given as places and their classes."""
+    dense = np.zeros(matrix.shape)
     for row, (masses, its_classes) in enumerate(zip(assigned.numpy(), classes.numpy(), strict=True)):
         for mass, its_class in zip(masses, its_classes, strict=True):
             if mass > 0:
                 dense[row, its_class] += mass
     np.testing.assert_allclose(dense.sum(axis=1), 1, atol=1e-4)
     assert not np.isnan(matrix[dense > 0]).any()
-    return np.nansum(matrix * dense) - np.abs(dense.sum(axis=0) - num_rows / num_old).sum()
+    return dense
+
+
+def confidence(dense, matrix) -> float:
+    """<W, S>."""
+    return np.nansum(matrix * dense)
+
+
+def imbalance(dense) -> float:
+    """sum_j |n_j - u|."""
+    num_rows, num_old = dense.shape
+    return np.abs(dense.sum(axis=0) - num_rows / num_old).sum()
+
+
+def value(dense, matrix) -> float:
+    """Eq. 2."""
+    return confidence(dense, matrix) - imbalance(dense)
 
 
 def of_a_cosine_head(num_old: int, seed: int, scale: float = 12.0):
@@ -118,8 +135,51 @@ def test_the_objective_is_that_of_the_linear_program(made, num_old, scores, k):
         matrix = allowed_confidences(confidences.numpy(), labels.numpy(), num_old, k)
         assigned, classes, valid = Balanced(k, scores).assignment(logits, labels, num_old)
         assert valid.all()
-        gap = (optimum(matrix) - value(assigned, classes, matrix)) / NUM_ROWS
+        gap = (value(exact(matrix), matrix) - value(dense_of(assigned, classes, matrix), matrix)) / NUM_ROWS
         assert -1e-5 < gap < TOLERANCE
+
+
+def with_own_probability(own, num_old: int):
+    """Logits of a cosine head in which each row's own class has the probability `own` (one, or one a row)."""
+    logits, labels = of_a_cosine_head(num_old, seed=1, scale=6.0)
+    rows = np.arange(NUM_ROWS)
+    logits[rows, labels] = -np.inf
+    logits[rows, labels] = np.log(np.exp(logits).sum(axis=1)) + np.log(own / (1 - own))
+    return logits, labels
+
+
+@pytest.mark.parametrize("k", [3, 5, 10])
+@pytest.mark.parametrize("num_old", [50, 99])
+@pytest.mark.parametrize("own", [0.3, 0.9, 0.99, "mixed"])
+def test_confidence_gained_is_that_of_the_linear_program(own, num_old, k):
+    own = np.random.default_rng(0).uniform(0.3, 0.99, NUM_ROWS) if own == "mixed" else own
+    assert_gains(*with_own_probability(own, num_old), num_old, k)
+
+
+def test_own_classes_do_not_set_the_scale():
+    """With K as large as the number of old classes, own classes have places of their own, which do not count."""
+    logits, labels = with_own_probability(0.999, 6)
+    assert_gains(logits, labels, 6, 6)
+
+
+def assert_gains(logits, labels, num_old: int, k: int):
+    """The objective hides it: beside a sure own class, all confidences together are smaller than its tolerance."""
+    logits, labels = torch.tensor(logits, dtype=torch.float32), torch.tensor(labels)[:, None]
+    matrix = allowed_confidences(logits.softmax(dim=1).numpy(), labels.numpy(), num_old, k)
+    assigned, classes, _ = Balanced(k).assignment(logits, labels, num_old)
+    ours, best = dense_of(assigned, classes, matrix), exact(matrix)
+    allowed = ~np.isnan(matrix)
+    evenly = confidence(allowed / allowed.sum(axis=1, keepdims=True), matrix)
+    assert confidence(ours, matrix) - evenly > 0.95 * (confidence(best, matrix) - evenly)
+    assert (imbalance(ours) - imbalance(best)) / NUM_ROWS < TOLERANCE / 2
+
+
+def test_confidences_that_round_to_zero_are_balanced():
+    logits = torch.zeros(NUM_ROWS, 12)
+    logits[:, 11] = 1e4
+    assigned, classes, _ = Balanced(10).assignment(logits, torch.full((NUM_ROWS, 1), 11), 10)
+    sums = torch.zeros(10).index_add(0, classes.flatten(), assigned.flatten())
+    torch.testing.assert_close(sums, torch.full((10,), NUM_ROWS / 10), atol=1e-3, rtol=0)
 
 
 def test_one_class_is_the_most_confident():

@@ -53,7 +53,8 @@ def own_label(logits: Tensor, labels: Tensor, num_old: int, count: int, generato
 class Balanced:
     """Among each row's K most confident old classes, those that spread the batch evenly over the old classes (eq. 2).
 
-    W is the softmax over the seen classes of the current head, or the logits; every copy draws from the rows of S.
+    W is the softmax over the seen classes of the current head, at most 1 in a batch, or the logits as they are; every
+    copy draws from the rows of S.
     """
 
     k: int
@@ -79,12 +80,15 @@ class Balanced:
         """S (N, K), the old class of each place (`num_old`: none), and whether a row has any (N,)."""
         own = own_classes(labels, num_old)
         valid = ~own.all(dim=1)
-        confidences = logits.softmax(dim=1) if self.scores == "softmax" else logits
         lowest = torch.finfo(logits.dtype).min / 4
         allowed = logits[:, :num_old].masked_fill(own, lowest)
         classes = allowed.topk(min(self.k, num_old), dim=1).indices  # by logits: softmax may round two classes to one
         excluded = own.gather(1, classes)
-        confidences = confidences.gather(1, classes).masked_fill(excluded, lowest)
+        if self.scores == "softmax":
+            confidences = _up_to_one(logits.softmax(dim=1).gather(1, classes).masked_fill(excluded, 0.0))
+        else:
+            confidences = logits.gather(1, classes)  # their distance to the price of 2 decides, so their scale stays
+        confidences = confidences.masked_fill(excluded, lowest)
         classes = classes.masked_fill(excluded, num_old)
         return assign(confidences, classes, num_old, valid.sum() / num_old), classes, valid
 
@@ -109,6 +113,14 @@ def target_rule(name: str) -> TargetRule:
 def own_classes(labels: Tensor, num_old: int) -> Tensor:
     """Mask (N, old) of the old classes that a row carries as a label."""
     return (labels[:, :, None] == torch.arange(num_old, device=labels.device)).any(dim=1)
+
+
+def _up_to_one(confidences: Tensor) -> Tensor:
+    """Confidences divided by the largest: beside a sure own class, all others are below the solver's error.
+
+    The optimal S stays the same while no confidence is worth an unbalanced class, before and after.
+    """
+    return confidences / confidences.amax().clamp(min=torch.finfo(confidences.dtype).tiny)
 
 
 def _best(scores: Tensor, labels: Tensor, count: int) -> Targets:
