@@ -20,8 +20,9 @@ import torch
 from PIL import Image, ImageEnhance
 
 from ccfa import CCFA, METHODS, ImageSet, Learner, Method, split, with_augmentation
-from ccfa.learning.acceleration import Acceleration, describe_device, own_stream, pick_device
+from ccfa.learning.acceleration import Acceleration, describe_device, pick_device
 from ccfa.learning.optimisation import PreparedPhase, prepare_phase
+from ccfa.learning.streams import own_stream
 
 EAGER = Acceleration()
 

@@ -9,8 +9,8 @@ from ccfa.data import split
 from ccfa.experiments.environment import environment
 from ccfa.experiments.rundir import RunDirectory
 from ccfa.experiments.schedule import Job, run_all
-from ccfa.learning import acceleration
-from ccfa.learning.acceleration import Acceleration, own_stream
+from ccfa.learning.acceleration import Acceleration
+from ccfa.learning.streams import Lane, own_stream
 from toy_runs import Silent, toy_resolved
 from toys import toy_images
 
@@ -58,7 +58,7 @@ def test_packed_runs_learn_what_they_learn_alone(tmp_path):
 @pytest.mark.gpu
 @needs_gpu
 def test_no_two_lanes_share_a_stream():
-    lanes = [acceleration.Lane(CUDA) for _ in range(40)]
+    lanes = [Lane(CUDA) for _ in range(40)]
     handles = [stream.cuda_stream for lane in lanes for stream in (lane.main, lane.branch("a"), lane.branch("b"))]
     assert len(set(handles)) == len(handles)
 

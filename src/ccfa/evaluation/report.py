@@ -83,7 +83,7 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> "Report":
-        """The report that `to_json` wrote, by this or another version; anything else is an error that names the field."""
+        """The report that some version's `to_json` wrote; anything else is an error that names the field."""
         try:
             fields = json.loads(text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:

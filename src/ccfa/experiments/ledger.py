@@ -14,9 +14,10 @@ from ccfa.data import parse_scenario
 from ccfa.errors import ModelError, Notice
 from ccfa.evaluation import Report
 from ccfa.evaluation.report import mean_and_spread
+from ccfa.experiments.cells import NUM_CLASSES, Cell, Setting, Table, experiment_for, setting_of
 from ccfa.experiments.experiment import Experiment, experiment_method, experiment_of
 from ccfa.experiments.files import write_atomically
-from ccfa.experiments.tables import NUM_CLASSES, TABLES, Cell, Setting, Table, experiment_for, setting_of
+from ccfa.experiments.tables import TABLES
 from ccfa.experiments.workload import workload
 from ccfa.methods import METHODS
 

@@ -14,7 +14,8 @@ from ccfa.experiments.recording import Audience
 from ccfa.experiments.rundir import ERRORS, RunDirectory
 from ccfa.experiments.running import CHECKPOINT_MINUTES, run
 from ccfa.experiments.stopping import Stop
-from ccfa.learning.acceleration import Acceleration, own_stream
+from ccfa.learning.acceleration import Acceleration
+from ccfa.learning.streams import own_stream
 
 
 class Job(NamedTuple):

@@ -1,9 +1,8 @@
-"""The one file that knows CUDA: devices, precision, compilation, and a step as one CUDA graph.
+"""All that knows CUDA, with streams.py: devices, precision, compilation, and a step as one CUDA graph.
 
 Nothing here changes what is computed, up to the rounding of the chosen precision.
 """
 
-import ctypes
 import functools
 import gc
 import threading
@@ -16,6 +15,7 @@ import torch
 from torch import Generator, Tensor, nn, optim
 
 from ccfa.errors import ResourceError, UsageError
+from ccfa.learning.streams import lane_here
 from ccfa.models import Backbone, Features, Network
 from ccfa.models.backbone import MapMixing
 
@@ -76,7 +76,7 @@ class Acceleration:
             yield _go_on
             return
         main = torch.cuda.current_stream(device)
-        side, done = _lane(device).branch(name), torch.cuda.Event()
+        side, done = lane_here(device).branch(name), torch.cuda.Event()
         side.wait_stream(main)
         with torch.cuda.stream(side):
             yield lambda: main.wait_event(done)
@@ -105,51 +105,6 @@ def _go_on() -> None:
     """Nothing was put aside."""
 
 
-class Lane:
-    """The streams of one run: its main one, and one for each branch of its graphs. No other run has them.
-
-    `torch.cuda.Stream()` hands out the same 32 streams in turn, so two runs soon share one. What one of them launches
-    while the other captures becomes part of the other's graph, and waiting for it ends the capture with an error.
-    Branches have a stream each because freed memory is reused on the stream that it came from: what a branch made may
-    be freed while the main stream still reads it, in backward say; the branch waits for the main stream before it runs
-    again.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.main = _unshared_stream(device)
-        self._branches: dict[str, torch.cuda.Stream] = {}
-
-    def branch(self, name: str) -> torch.cuda.Stream:
-        """The stream of a branch."""
-        if name not in self._branches:
-            self._branches[name] = _unshared_stream(self.device)
-        return self._branches[name]
-
-
-_HERE = threading.local()  # the lane of this thread
-_IDLE: dict[torch.device, list[Lane]] = {}  # for the next run, with the memory the allocator keeps for their streams
-
-
-def _lane(device: torch.device) -> Lane:
-    """The lane of this thread; a thread that borrowed none gets one for itself."""
-    if not hasattr(_HERE, "lane"):
-        _HERE.lane = Lane(device)
-    lane: Lane = _HERE.lane
-    return lane
-
-
-def _unshared_stream(device: torch.device) -> torch.cuda.Stream:
-    """A new stream of the driver's, which does not wait for the default stream."""
-    handle, non_blocking = ctypes.c_void_p(), 1
-    with torch.cuda.device(device):
-        torch.cuda.current_stream().query()  # makes this thread use the device
-        status = ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(handle), non_blocking)
-        if status:
-            raise ResourceError(f"CUDA could not make a stream on {device} (error {status}).")
-        return torch.cuda.ExternalStream(handle.value, device)
-
-
 @functools.cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function compiled once in a process."""
@@ -163,7 +118,7 @@ def _captured(
     """The step recorded as a CUDA graph, with network and optimiser left as they were."""
     rows = batch.clone()
     state = [*network.parameters(), *network.buffers()]
-    stream = _lane(batch.device).main
+    stream = lane_here(batch.device).main
     with _CAPTURE, torch.no_grad():
         kept = [tensor.clone() for tensor in state]
         stream.wait_stream(torch.cuda.current_stream())
@@ -213,27 +168,6 @@ class CapturedStep:
         self.rows.copy_(batch)
         self.graph.replay()
         return self.losses
-
-
-@contextmanager
-def own_stream(device: torch.device) -> Iterator[None]:
-    """Streams of one's own, so that runs in several threads share a GPU instead of queueing for it."""
-    if device.type != "cuda":
-        yield
-        return
-    idle = _IDLE.setdefault(device, [])
-    try:
-        lane = idle.pop()
-    except IndexError:
-        lane = Lane(device)
-    _HERE.lane = lane
-    try:
-        with torch.cuda.stream(lane.main):
-            yield
-            lane.main.synchronize()
-        idle.append(lane)  # unless an error left work behind
-    finally:
-        del _HERE.lane
 
 
 def suit_threads(num_pixels: int) -> None:
