@@ -1,0 +1,257 @@
+"""The paper's tables beside ours: on the terminal, as REPRODUCTION.md, and in short for the README."""
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.table import Table as Screen
+
+from ccfa.errors import UsageError, unknown
+from ccfa.experiments.cells import Cell, Setting, Table, experiment_for
+from ccfa.experiments.files import write_atomically
+from ccfa.experiments.ledger import ORDERS, SEED, Measured, Result, can_run, gpu_minutes, measured
+from ccfa.experiments.tables import TABLES, cell_for, cells
+from ccfa.methods import METHODS
+from ccfa.reporting.values import Value, counted
+
+CLOSE = 0.6  # points: what counts as reproduced
+BEGIN, END = "<!-- main table: written by `ccfa table --write` -->", "<!-- end of the main table -->"
+LEGEND = (
+    "ours: mean ± standard deviation over class orders (number of runs), and the difference from the paper. "
+    "~: what the missing runs would cost on one H200 that eight runs share."
+)
+
+
+def selected(name: str, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Table:
+    """A table of the paper, with only the rows of some labels or methods and only some columns.
+
+    >>> list(selected("main", ["podnet"], ["5 tasks"]).rows)
+    ['PODNet', 'PODNet*', 'PODNet* + CCFA']
+    """
+    if name not in TABLES:
+        raise unknown("table", name, TABLES)
+    table = TABLES[name]
+    methods = {cell.setting.method for row in table.rows.values() for cell in row if cell}
+    for row in rows:
+        if row not in table.rows and row not in methods:
+            raise unknown(f"row of {name}", row, [*table.rows, *sorted(methods)])
+    for column in columns:
+        if column not in table.columns:
+            raise unknown(f"column of {name}", column, table.columns)
+    places = [place for place, column in enumerate(table.columns) if not columns or column in columns]
+    kept = {
+        label: tuple(row[place] for place in places)
+        for label, row in table.rows.items()
+        if not rows or label in rows or any(cell and cell.setting.method in rows for cell in row)
+    }
+    return replace(table, columns=tuple(table.columns[place] for place in places), rows=kept)
+
+
+def table_screen(table: Table, results: Sequence[Result]) -> Screen:
+    """Paper against ours, a cell of the table each."""
+    screen = Screen(title=f"{table.name}: {table.title}, percent", title_justify="left", show_lines=True)
+    screen.add_column("")
+    for column in table.columns:
+        screen.add_column(column, justify="right", no_wrap=True)
+    for label, row in table.rows.items():
+        texts = ["\n".join(_lines(cell, results)) if cell else "-" for cell in row]
+        copied = any(cell and cell.source == "copied" for cell in row)
+        screen.add_row(f"{label}\n(from other papers)" if copied else label, *texts)
+    return screen
+
+
+def overview_screen(results: Sequence[Result]) -> Screen:
+    """Every table: how many of its cells are measured, and what the others would cost."""
+    screen = Screen("table", "what it is", "cells", "measured", "to fill", title="The paper's tables")
+    for table in TABLES.values():
+        printed = [cell for row in table.rows.values() for cell in row if cell]
+        done = sum(measured(cell, results) is not None for cell in printed)
+        settings = dict.fromkeys(cell.setting for cell in printed if can_run(cell.setting))
+        minutes = sum(_minutes_left(setting, results) for setting in settings)
+        cost = f"~{minutes:,.0f} min" if settings else "data not here"
+        screen.add_row(table.name, table.title, str(len(printed)), str(done), cost)
+    return screen
+
+
+def write_reproduction(results: Sequence[Result], folder: Path) -> list[Path]:
+    """Write REPRODUCTION.md and, where there is one with its marks, the README's table."""
+    written = [folder / "REPRODUCTION.md"]
+    write_atomically(written[0], reproduction(results))
+    readme = folder / "README.md"
+    if readme.exists() and BEGIN in readme.read_text():
+        write_atomically(readme, with_main_table(readme.read_text(), results))
+        written.append(readme)
+    return written
+
+
+def with_main_table(readme: str, results: Sequence[Result]) -> str:
+    """The README with its table written anew between the marks."""
+    before, _, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise UsageError(f"README.md has no line {END!r} after {BEGIN!r}.")
+    return f"{before}{BEGIN}\n{main_table(results)}\n{END}{after}"
+
+
+def main_table(results: Sequence[Result]) -> str:
+    """The rows of the main table that we have measured, in Markdown: the paper's value, then ours."""
+    table = TABLES["supplement"]
+    lines = [_line(["CIFAR-100, percent", *table.columns]), _line(["---"] * (1 + len(table.columns)))]
+    for label, row in table.rows.items():
+        if any(cell and measured(cell, results) for cell in row):
+            lines.append(_line([label.replace("*", ""), *(_short(cell, results) for cell in row)]))
+    return "\n".join(lines)
+
+
+def reproduction(results: Sequence[Result]) -> str:
+    """Every cell of the paper, ours beside it, as a Markdown page."""
+    distinct = cells()
+    found = {cell: ours for cell in distinct if (ours := measured(cell, results))}
+    targets = [cell for cell in found if cell.is_target]
+    close = [cell for cell in targets if abs(found[cell].mean - cell.value) <= CLOSE]
+    minutes = sum(result.gpu_minutes for result in results)
+    lines = [
+        "# Reproduction",
+        "",
+        "Every number of the paper beside ours. This page is written by `ccfa table --write` from the reports under "
+        "`results/`; a test checks that it is current.",
+        "",
+        f"{len(found)} of {len(distinct)} cells are measured, with {counted(len(results), 'run')} and {minutes:.0f} "
+        f"GPU minutes in all. {len(close)} of them are within {CLOSE} points of the paper, "
+        f"{len(targets) - len(close)} are not.",
+        "",
+        "ours: mean ± standard deviation over class orders; each order's seeds are averaged first. copied: the paper took "
+        "the value from another paper. The command repeats all runs of a cell; GPU minutes are each run's share of one "
+        "device; ~ is what the runs that are missing would cost on one H200 that eight runs share.",
+        "",
+        "## The gain of CCFA",
+        "",
+        *_gains(results),
+    ]
+    for table in TABLES.values():
+        lines += ["", f"## {table.name}: {table.title}", "", *_page_rows(table, results)]
+    return "\n".join(lines) + "\n"
+
+
+def _gains(results: Sequence[Result]) -> Iterator[str]:
+    """What CCFA adds, paired by class order and seed, beside the gain that the paper's own two runs have."""
+    yield _line(["method", "scenario", "paper", "ours, paired", "pairs"])
+    yield _line(["---"] * 5)
+    for plugged in cells():
+        alone = cell_for(replace(plugged.setting, ccfa=False, options=()))
+        if not plugged.setting.ccfa or plugged.setting.options or not alone or alone.metric != plugged.metric:
+            continue
+        pairs = _paired(plugged.setting, alone.setting, results)
+        if pairs and plugged.is_target:
+            setting = plugged.setting
+            memory = "" if setting.memory in (20, None) else f", {setting.memory} exemplars"
+            name = f"{setting.method}{f' + {setting.mix}' if setting.mix else ''}{memory}"
+            gain = f"{plugged.value - alone.value:+.2f}"
+            yield _line([name, setting.scenario, gain, str(Value.of(pairs, sign="+")), str(len(pairs))])
+
+
+def _paired(plugged: Setting, alone: Setting, results: Sequence[Result]) -> list[float]:
+    def averages(setting: Setting) -> dict[tuple[str | None, int], float]:
+        return {
+            (result.experiment.order, result.experiment.seed): result.report.own_metrics["average_incremental_accuracy"]
+            for result in results
+            if result.setting == setting
+        }
+
+    before, after = averages(alone), averages(plugged)
+    return [100 * (after[key] - before[key]) for key in before if key in after]
+
+
+def _page_rows(table: Table, results: Sequence[Result]) -> Iterator[str]:
+    headings = [
+        "row",
+        "column",
+        "paper",
+        "ours",
+        "difference",
+        "orders; seeds",
+        "GPU min",
+        "device",
+        "commit",
+        "command",
+    ]
+    yield _line(headings)
+    yield _line(["---"] * len(headings))
+    for label, row in table.rows.items():
+        for column, cell in zip(table.columns, row, strict=True):
+            if cell:
+                yield _line([label.replace("*", "\\*"), column, *_page_cell(cell, results)])
+
+
+def _page_cell(cell: Cell, results: Sequence[Result]) -> list[str]:
+    ours, setting = measured(cell, results), cell.setting
+    paper = _paper(cell) + (", copied" if cell.source == "copied" else "") + (f" ({cell.slip})" if cell.slip else "")
+    command = f"`{cell_command(setting)}`" if can_run(setting) else ""
+    if ours is None:
+        cost = f"~{_minutes_left(setting, results):.0f}" if can_run(setting) else ""
+        return [paper, "", "", "", cost, "", "", command]
+    difference = f"{ours.mean - cell.value:+.2f}"
+    if cell.is_target and abs(ours.mean - cell.value) > CLOSE:
+        difference = f"**{difference}**"
+    runs = ours.results
+    seeds = sorted({result.experiment.seed for result in runs})
+    orders = sorted({result.experiment.order or "" for result in runs})
+    environments = [result.report.environment for result in runs]
+    return [
+        paper,
+        str(Value(ours.mean, ours.spread)),
+        difference,
+        f"{', '.join(orders)}; {', '.join(map(str, seeds))}",
+        f"{sum(result.gpu_minutes for result in runs):.1f}",
+        ", ".join(sorted({str(each.get("device")) for each in environments})),
+        ", ".join(sorted({str(each.get("commit")) for each in environments})),
+        command,
+    ]
+
+
+def cell_command(setting: Setting) -> str:
+    """The command that runs a cell again, on the paper's three class orders."""
+    method, *rest = experiment_for(setting, None, SEED).arguments()
+    rest = [word for word in rest if word != "--ccfa"]
+    place = rest.index("--seed")
+    rest[place : place + 2] = []
+    words = ["ccfa", "sweep", method, "--ccfa", "on" if setting.ccfa else "off", "--orders", *ORDERS]
+    return shlex.join([*words, "--seeds", str(SEED), *rest])
+
+
+def _lines(cell: Cell, results: Sequence[Result]) -> Iterator[str]:
+    ours = measured(cell, results)
+    yield f"paper {_paper(cell)}"
+    if ours:
+        yield f"ours {_ours(ours)}"
+        yield f"{ours.mean - cell.value:+.2f}"
+    if cell.slip:
+        yield "misprint"
+    elif can_run(cell.setting) and (minutes := _minutes_left(cell.setting, results)):
+        yield f"~{minutes:.0f} min"
+    elif not ours:
+        yield "no data here" if cell.setting.method in METHODS else "no method here"
+
+
+def _short(cell: Cell | None, results: Sequence[Result]) -> str:
+    ours = measured(cell, results) if cell else None
+    return "" if not cell else f"{cell.value:.2f} / {_ours(ours) if ours else '-'}"
+
+
+def _ours(ours: Measured) -> str:
+    return f"{Value(ours.mean, ours.spread)} ({len(ours.results)})"
+
+
+def _paper(cell: Cell) -> str:
+    return str(Value(cell.value, math.nan if cell.deviation is None else cell.deviation))
+
+
+def _minutes_left(setting: Setting, results: Sequence[Result]) -> float:
+    done = {result.experiment.order for result in results if result.setting == setting}
+    return gpu_minutes(setting) * sum(order not in done for order in ORDERS)
+
+
+def _line(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(texts)} |"
