@@ -11,7 +11,14 @@ import time
 from collections import Counter
 
 _passed: Counter[str] = Counter()
-_SIGNALS = {"kill": signal.SIGKILL, "sigterm": signal.SIGTERM, "sigint": signal.SIGINT, "sighup": signal.SIGHUP}
+_SIGNALS = {
+    "kill": signal.SIGKILL,
+    "sigterm": signal.SIGTERM,
+    "sigint": signal.SIGINT,
+    "sighup": signal.SIGHUP,
+    "sigusr1": signal.SIGUSR1,
+    "sigusr2": signal.SIGUSR2,
+}
 
 
 def failpoint(name: str) -> str:

@@ -6,17 +6,23 @@ import pytest
 
 from ccfa.experiments.stopping import Stop, stoppable
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CODES = {
+    signal.SIGINT: 130,
+    signal.SIGTERM: 143,
+    signal.SIGHUP: 129,
+    signal.SIGUSR1: 138,
+    signal.SIGUSR2: 140,
+}
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("number", "code"), CODES.items())
 def test_a_signal_sets_a_flag_and_nothing_else(number, code):
-    before = [signal.getsignal(one) for one in NUMBERS]
+    before = [signal.getsignal(one) for one in CODES]
     with stoppable() as stop:
         assert stop.asked() is None
         os.kill(os.getpid(), number)
         assert stop.asked() == code
-    assert [signal.getsignal(one) for one in NUMBERS] == before
+    assert [signal.getsignal(one) for one in CODES] == before
 
 
 def test_a_second_ctrl_c_aborts():
@@ -28,10 +34,10 @@ def test_a_second_ctrl_c_aborts():
 
 
 def test_handlers_are_as_before_after_an_error():
-    before = [signal.getsignal(one) for one in NUMBERS]
+    before = [signal.getsignal(one) for one in CODES]
     with pytest.raises(ValueError, match="a bug"), stoppable():
         raise ValueError("a bug")
-    assert [signal.getsignal(one) for one in NUMBERS] == before
+    assert [signal.getsignal(one) for one in CODES] == before
 
 
 def test_a_signal_that_is_ignored_stays_ignored():

@@ -185,8 +185,10 @@ def test_a_name_is_given_only_to_what_is_on_the_disk_and_is_then_flushed_itself(
         assert calls[index + 1] == ("fsync", os.path.dirname(target))
 
 
-@pytest.mark.row("K14", "K15", "K17")
-@pytest.mark.parametrize(("name", "code"), [("sigterm", 143), ("sigint", 130), ("sighup", 129)])
+@pytest.mark.row("K14", "K15", "K17", "K21")
+@pytest.mark.parametrize(
+    ("name", "code"), [("sigterm", 143), ("sigint", 130), ("sighup", 129), ("sigusr1", 138), ("sigusr2", 140)]
+)
 @pytest.mark.parametrize("fault", ["step:3", "step:9", "pause:4"])
 def test_a_signal_stops_between_two_steps(place, undisturbed, name, code, fault):
     began = time.monotonic()

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 TIME_LIMIT_CODE = 75
-HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Clusters send SIGUSR1 or SIGUSR2 some time before they end a job.
+HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Stop:
@@ -34,7 +35,7 @@ class Stop:
 
 @contextmanager
 def stoppable(max_minutes: float | None = None) -> Iterator[Stop]:
-    """Let Ctrl-C, SIGTERM, SIGHUP and the time limit stop runs; handlers are as before afterwards."""
+    """Let signals and the time limit stop runs; handlers are as before afterwards."""
     stop = Stop(max_minutes)
     if threading.current_thread() is not threading.main_thread():
         yield stop

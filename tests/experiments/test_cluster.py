@@ -1,0 +1,272 @@
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from ccfa.errors import CcfaError, UsageError
+from ccfa.experiments import cluster
+from ccfa.experiments.cluster import Continued, submit
+from commands import COMMAND, command, environment
+from digests import run_digest
+from dying import status
+from slurm_cluster import MISSING, NotStartedError, slurm
+
+RUN = ["run", "finetune", "--scenario", "5,5", "--set", "epochs=2", "--device", "cpu"]  # 28 steps, 7 an epoch
+SLOWLY = "step:9:sleep,step:11:sleep"  # two seconds, after the first epoch, in which a signal may come
+ONE_JOB = {"minutes": 20, "gpus": 0, "cpus": 1}
+
+
+def words(out, run=RUN):
+    return ["ccfa", *run, "--out", out, "--reuse"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    result = command(*RUN, "--out", "run", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return run_digest(folder / "run")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Where jobs are submitted, with the variables that they will see."""
+    wanted = environment(CCFA_FAIL=SLOWLY)
+    for name in os.environ.keys() - wanted.keys():
+        monkeypatch.delenv(name)
+    for name, value in wanted.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def wait_for(condition, seconds=150):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def has_begun(run):
+    """Whether the first epoch is done."""
+    return (run / "metrics.jsonl").exists() and "\n" in (run / "metrics.jsonl").read_text()
+
+
+def succeeds(job):
+    wait_for(job.done)
+    return job.result() is None
+
+
+def starts(job):
+    return (job.stdout() or "").count("Loading pickle")
+
+
+# What the exit code of a command means for its job.
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """The exit code with which submitit queues a job again, and commands that end with a code of choice."""
+
+    def queue_again(number, frame):
+        raise SystemExit("queued again")
+
+    before = signal.signal(signal.SIGUSR2, queue_again)
+    monkeypatch.setattr(cluster, "_is_left_to_us", lambda: True)
+    yield lambda code: monkeypatch.setattr(cluster, "exit_code", lambda words: code)
+    signal.signal(signal.SIGUSR2, before)
+
+
+def test_success_ends_the_job(ended):
+    ended(0)
+    assert Continued(("ccfa", "run"))() is None
+
+
+@pytest.mark.parametrize("code", [75, 138, 140, 143])
+def test_a_stopped_command_is_queued_again(ended, code):
+    ended(code)
+    with pytest.raises(SystemExit) as ending:
+        Continued(("ccfa", "run"))()
+    assert ending.value.code == "queued again"
+
+
+@pytest.mark.parametrize("code", [140, 143])
+def test_a_cancelled_job_is_not_queued_again(ended, monkeypatch, code):
+    ended(code)
+    monkeypatch.setattr(cluster, "_is_left_to_us", lambda: False)
+    with pytest.raises(SystemExit) as ending:
+        Continued(("ccfa", "run"))()
+    assert ending.value.code == code
+
+
+@pytest.mark.parametrize("code", [1, 2, 5, 6, 7, 130, 137])
+def test_any_other_code_fails_the_job(ended, code):
+    ended(code)
+    with pytest.raises(CcfaError, match=f"{code}: ccfa run 'a b'"):
+        Continued(("ccfa", "run", "a b"))()
+
+
+# What can be wrong before anything is submitted.
+
+
+def test_without_submitit_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(UsageError, match=r"ccfa\[cluster\]"):
+        submit([words("run")], tmp_path)
+
+
+def test_without_slurm_the_plan_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="--plan"):
+        submit([words("run")], tmp_path)
+
+
+@pytest.mark.parametrize("limit", [{"minutes": 0}, {"gpus": -1}, {"cpus": 0}, {"at_once": 0}])
+def test_a_job_needs_something_of_everything(tmp_path, limit):
+    with pytest.raises(UsageError, match=next(iter(limit))):
+        submit([words("run")], tmp_path, **limit)
+
+
+def test_nothing_to_do_is_no_job(tmp_path):
+    assert submit([], tmp_path / "jobs") == []
+    assert not (tmp_path / "jobs").exists()
+
+
+# Jobs on this machine, without Slurm.
+
+
+def child_of(process):
+    """The only child of a process, once there is one."""
+    found = Path(f"/proc/{process}/task/{process}/children")
+    wait_for(lambda: found.read_text().split())
+    return int(found.read_text().split()[0])
+
+
+@pytest.mark.slow
+@pytest.mark.row("K21")
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGUSR2,
+        pytest.param(signal.SIGUSR1, marks=pytest.mark.soak),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.soak),
+    ],
+)
+def test_a_job_that_gets_a_signal_continues_and_ends_the_same(place, undisturbed, number):
+    (job,) = submit([words("run")], place / "jobs", **ONE_JOB, local=True)
+    wait_for(lambda: has_begun(place / "run"))
+    os.kill(child_of(int(job.job_id)), number)
+    assert succeeds(job)
+    assert starts(job) == 2
+    assert "; saved" in job.stdout()
+    assert run_digest(place / "run") == undisturbed
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_says_so(place):
+    (job,) = submit([["ccfa", "run", "podnext"]], place / "jobs", **ONE_JOB, local=True)
+    assert "Exit code 2: ccfa run podnext" in str(job.exception())
+    assert "podnet" in job.stdout()
+    assert starts(job) == 1
+
+
+# Jobs of a real Slurm.
+
+
+@pytest.fixture(scope="module")
+def real_slurm():
+    if MISSING:
+        pytest.skip(f"Slurm is not installed: no {MISSING[0]}")
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
+        try:
+            with slurm(Path(folder)):
+                yield
+        except NotStartedError as error:
+            pytest.skip(f"Slurm does not start here: {error}")
+
+
+def state(job):
+    """What Slurm says of a job; nothing if it has forgotten it."""
+    asked = ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job.job_id}"]
+    return subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.row("K21")
+def test_jobs_that_slurm_stops_continue_and_end_the_same(place, undisturbed, real_slurm):
+    stops = {"signalled": ["scancel", "--signal=USR2"], "requeued": ["scontrol", "requeue"]}
+    jobs = submit([words(out) for out in stops], place / "jobs", partition="low", **ONE_JOB)
+    left = dict(zip(stops, jobs, strict=True))
+    while left:
+        wait_for(lambda: any(has_begun(place / out) for out in left))
+        for out in [out for out in left if has_begun(place / out)]:
+            subprocess.run([*stops[out], left.pop(out).job_id], check=True)
+    for out, job in zip(stops, jobs, strict=True):
+        assert succeeds(job)
+        assert starts(job) == 2
+        assert "; saved" in job.stdout()
+        assert run_digest(place / out) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.row("K21")
+def test_a_preempted_job_is_queued_again_and_ends_the_same(place, undisturbed, real_slurm):
+    (job,) = submit([words("run")], place / "jobs", partition="low", **ONE_JOB)
+    wait_for(lambda: has_begun(place / "run"))
+    subprocess.run(["sbatch", "--partition=high", "--exclusive", "--wrap=true"], check=True, capture_output=True)
+    assert succeeds(job)
+    assert starts(job) == 2
+    assert "; saved" in job.stdout()
+    assert run_digest(place / "run") == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.row("K21")
+def test_a_cancelled_job_saves_and_stays_cancelled(place, real_slurm):
+    failing, job = submit([["ccfa", "run", "podnext"], words("run")], place / "jobs", partition="low", **ONE_JOB)
+    wait_for(lambda: has_begun(place / "run"))
+    job.cancel()
+    wait_for(lambda: state(job) == "CANCELLED")
+    assert status(place / "run")["state"] == "interrupted"
+    wait_for(lambda: state(failing) == "FAILED")
+    assert "Exit code 2" in str(failing.exception())
+
+
+@pytest.mark.slow
+def test_what_slurm_refuses_is_told(place, real_slurm):
+    with pytest.raises(UsageError, match="partition"):
+        submit([words("run")], place / "jobs", partition="nowhere", **ONE_JOB)
+
+
+@pytest.mark.soak
+@pytest.mark.row("K21")
+def test_a_job_out_of_time_saves_and_is_queued_again(place, real_slurm, monkeypatch):
+    monkeypatch.setenv("CCFA_FAIL", ",".join(f"step:{number}:sleep" for number in range(1, 600)))
+    longer = [*RUN[:4], "--set", "epochs=40", "--device", "cpu"]
+    (job,) = submit([words("run", longer)], place / "jobs", partition="low", **{**ONE_JOB, "minutes": 1})
+    wait_for(lambda: starts(job) == 2, seconds=300)
+    job.cancel()
+    assert "saved" in job.stdout()
+
+
+@pytest.mark.soak
+@pytest.mark.row("K21")
+def test_the_script_of_the_docs_queues_itself_again(place, undisturbed, real_slurm):
+    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text(encoding="utf-8")
+    script = page.partition("```bash\n")[2].partition("```")[0].replace("#SBATCH --gpus-per-node=1\n", "")
+    (place / "job.sh").write_text(script)
+    (place / "plan.txt").write_text(shlex.join([*COMMAND, *words("run")[1:]]) + "\n")
+    submitted = subprocess.run(
+        ["sbatch", "--parsable", "--array=1-1%8", "--output=log", "job.sh"], check=True, capture_output=True, text=True
+    )
+    wait_for(lambda: has_begun(place / "run"))
+    subprocess.run(["scancel", "--signal=USR2", f"{submitted.stdout.strip()}_1"], check=True)
+    wait_for(lambda: status(place / "run")["state"] == "finished")
+    assert (place / "log").read_text().count("saved") == 1
+    assert run_digest(place / "run") == undisturbed
