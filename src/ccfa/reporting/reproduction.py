@@ -1,78 +1,20 @@
-"""The paper's tables beside ours: on the terminal, as REPRODUCTION.md, and in short for the README."""
+"""The paper's tables beside ours as a page, REPRODUCTION.md, and in short for the README."""
 
-import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.table import Table as Screen
-
-from ccfa.errors import UsageError, unknown
+from ccfa.errors import UsageError
 from ccfa.experiments.cells import Cell, Setting, Table, experiment_for
 from ccfa.experiments.files import write_atomically
-from ccfa.experiments.ledger import ORDERS, SEED, Measured, Result, can_run, gpu_minutes, measured
+from ccfa.experiments.ledger import ORDERS, SEED, Result, can_run, measured
 from ccfa.experiments.tables import TABLES, cell_for, cells
-from ccfa.methods import METHODS
+from ccfa.reporting.paper_tables import minutes_left, ours_text, paper_text
 from ccfa.reporting.values import Value, counted
 
 CLOSE = 0.6  # points: what counts as reproduced
 BEGIN, END = "<!-- main table: written by `ccfa table --write` -->", "<!-- end of the main table -->"
-LEGEND = (
-    "ours: mean ± standard deviation over class orders (number of runs), and the difference from the paper. "
-    "~: what the missing runs would cost on one H200 that eight runs share."
-)
-
-
-def selected(name: str, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Table:
-    """A table of the paper, with only the rows of some labels or methods and only some columns.
-
-    >>> list(selected("main", ["podnet"], ["5 tasks"]).rows)
-    ['PODNet', 'PODNet*', 'PODNet* + CCFA']
-    """
-    if name not in TABLES:
-        raise unknown("table", name, TABLES)
-    table = TABLES[name]
-    methods = {cell.setting.method for row in table.rows.values() for cell in row if cell}
-    for row in rows:
-        if row not in table.rows and row not in methods:
-            raise unknown(f"row of {name}", row, [*table.rows, *sorted(methods)])
-    for column in columns:
-        if column not in table.columns:
-            raise unknown(f"column of {name}", column, table.columns)
-    places = [place for place, column in enumerate(table.columns) if not columns or column in columns]
-    kept = {
-        label: tuple(row[place] for place in places)
-        for label, row in table.rows.items()
-        if not rows or label in rows or any(cell and cell.setting.method in rows for cell in row)
-    }
-    return replace(table, columns=tuple(table.columns[place] for place in places), rows=kept)
-
-
-def table_screen(table: Table, results: Sequence[Result]) -> Screen:
-    """Paper against ours, a cell of the table each."""
-    screen = Screen(title=f"{table.name}: {table.title}, percent", title_justify="left", show_lines=True)
-    screen.add_column("")
-    for column in table.columns:
-        screen.add_column(column, justify="right", no_wrap=True)
-    for label, row in table.rows.items():
-        texts = ["\n".join(_lines(cell, results)) if cell else "-" for cell in row]
-        copied = any(cell and cell.source == "copied" for cell in row)
-        screen.add_row(f"{label}\n(from other papers)" if copied else label, *texts)
-    return screen
-
-
-def overview_screen(results: Sequence[Result]) -> Screen:
-    """Every table: how many of its cells are measured, and what the others would cost."""
-    screen = Screen("table", "what it is", "cells", "measured", "to fill", title="The paper's tables")
-    for table in TABLES.values():
-        printed = [cell for row in table.rows.values() for cell in row if cell]
-        done = sum(measured(cell, results) is not None for cell in printed)
-        settings = dict.fromkeys(cell.setting for cell in printed if can_run(cell.setting))
-        minutes = sum(_minutes_left(setting, results) for setting in settings)
-        cost = f"~{minutes:,.0f} min" if settings else "data not here"
-        screen.add_row(table.name, table.title, str(len(printed)), str(done), cost)
-    return screen
 
 
 def write_reproduction(results: Sequence[Result], folder: Path) -> list[Path]:
@@ -122,9 +64,9 @@ def reproduction(results: Sequence[Result]) -> str:
         f"GPU minutes in all. {len(close)} of them are within {CLOSE} points of the paper, "
         f"{len(targets) - len(close)} are not.",
         "",
-        "ours: mean ± standard deviation over class orders; each order's seeds are averaged first. copied: the paper took "
-        "the value from another paper. The command repeats all runs of a cell; GPU minutes are each run's share of one "
-        "device; ~ is what the runs that are missing would cost on one H200 that eight runs share.",
+        "ours: mean ± standard deviation over class orders; each order's seeds are averaged first. copied: the paper "
+        "took the value from another paper. The command repeats all runs of a cell. GPU minutes are shares of "
+        "one device; ~ is what the runs that are missing would cost on one H200 that eight runs share.",
         "",
         "## The gain of CCFA",
         "",
@@ -187,10 +129,12 @@ def _page_rows(table: Table, results: Sequence[Result]) -> Iterator[str]:
 
 def _page_cell(cell: Cell, results: Sequence[Result]) -> list[str]:
     ours, setting = measured(cell, results), cell.setting
-    paper = _paper(cell) + (", copied" if cell.source == "copied" else "") + (f" ({cell.slip})" if cell.slip else "")
+    paper = (
+        paper_text(cell) + (", copied" if cell.source == "copied" else "") + (f" ({cell.slip})" if cell.slip else "")
+    )
     command = f"`{cell_command(setting)}`" if can_run(setting) else ""
     if ours is None:
-        cost = f"~{_minutes_left(setting, results):.0f}" if can_run(setting) else ""
+        cost = f"~{minutes_left(setting, results):.0f}" if can_run(setting) else ""
         return [paper, "", "", "", cost, "", "", command]
     difference = f"{ours.mean - cell.value:+.2f}"
     if cell.is_target and abs(ours.mean - cell.value) > CLOSE:
@@ -221,36 +165,9 @@ def cell_command(setting: Setting) -> str:
     return shlex.join([*words, "--seeds", str(SEED), *rest])
 
 
-def _lines(cell: Cell, results: Sequence[Result]) -> Iterator[str]:
-    ours = measured(cell, results)
-    yield f"paper {_paper(cell)}"
-    if ours:
-        yield f"ours {_ours(ours)}"
-        yield f"{ours.mean - cell.value:+.2f}"
-    if cell.slip:
-        yield "misprint"
-    elif can_run(cell.setting) and (minutes := _minutes_left(cell.setting, results)):
-        yield f"~{minutes:.0f} min"
-    elif not ours:
-        yield "no data here" if cell.setting.method in METHODS else "no method here"
-
-
 def _short(cell: Cell | None, results: Sequence[Result]) -> str:
     ours = measured(cell, results) if cell else None
-    return "" if not cell else f"{cell.value:.2f} / {_ours(ours) if ours else '-'}"
-
-
-def _ours(ours: Measured) -> str:
-    return f"{Value(ours.mean, ours.spread)} ({len(ours.results)})"
-
-
-def _paper(cell: Cell) -> str:
-    return str(Value(cell.value, math.nan if cell.deviation is None else cell.deviation))
-
-
-def _minutes_left(setting: Setting, results: Sequence[Result]) -> float:
-    done = {result.experiment.order for result in results if result.setting == setting}
-    return gpu_minutes(setting) * sum(order not in done for order in ORDERS)
+    return "" if not cell else f"{cell.value:.2f} / {ours_text(ours) if ours else '-'}"
 
 
 def _line(texts: Sequence[str]) -> str:

@@ -1,0 +1,100 @@
+"""The paper's tables on the terminal, ours beside it, with the cost of what is missing."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rich.table import Table as Screen
+
+from ccfa.errors import unknown
+from ccfa.experiments.cells import Cell, Setting, Table
+from ccfa.experiments.ledger import ORDERS, Measured, Result, can_run, gpu_minutes, measured
+from ccfa.experiments.tables import TABLES
+from ccfa.methods import METHODS
+from ccfa.reporting.values import Value
+
+LEGEND = (
+    "ours: mean ± standard deviation over class orders (number of runs), and the difference from the paper. "
+    "~: what the missing runs would cost on one H200 that eight runs share."
+)
+
+
+def selected(name: str, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Table:
+    """A table of the paper, with only the rows of some labels or methods and only some columns.
+
+    >>> list(selected("main", ["podnet"], ["5 tasks"]).rows)
+    ['PODNet', 'PODNet*', 'PODNet* + CCFA']
+    """
+    if name not in TABLES:
+        raise unknown("table", name, TABLES)
+    table = TABLES[name]
+    methods = {cell.setting.method for row in table.rows.values() for cell in row if cell}
+    for row in rows:
+        if row not in table.rows and row not in methods:
+            raise unknown(f"row of {name}", row, [*table.rows, *sorted(methods)])
+    for column in columns:
+        if column not in table.columns:
+            raise unknown(f"column of {name}", column, table.columns)
+    places = [place for place, column in enumerate(table.columns) if not columns or column in columns]
+    kept = {
+        label: tuple(row[place] for place in places)
+        for label, row in table.rows.items()
+        if not rows or label in rows or any(cell and cell.setting.method in rows for cell in row)
+    }
+    return replace(table, columns=tuple(table.columns[place] for place in places), rows=kept)
+
+
+def table_screen(table: Table, results: Sequence[Result]) -> Screen:
+    """Paper against ours, a cell of the table each."""
+    screen = Screen(title=f"{table.name}: {table.title}, percent", title_justify="left", show_lines=True)
+    screen.add_column("")
+    for column in table.columns:
+        screen.add_column(column, justify="right", no_wrap=True)
+    for label, row in table.rows.items():
+        texts = ["\n".join(_lines(cell, results)) if cell else "-" for cell in row]
+        copied = any(cell and cell.source == "copied" for cell in row)
+        screen.add_row(f"{label}\n(from other papers)" if copied else label, *texts)
+    return screen
+
+
+def overview_screen(results: Sequence[Result]) -> Screen:
+    """Every table: how many of its cells are measured, and what the others would cost."""
+    screen = Screen("table", "what it is", "cells", "measured", "to fill", title="The paper's tables")
+    for table in TABLES.values():
+        printed = [cell for row in table.rows.values() for cell in row if cell]
+        done = sum(measured(cell, results) is not None for cell in printed)
+        settings = dict.fromkeys(cell.setting for cell in printed if can_run(cell.setting))
+        minutes = sum(minutes_left(setting, results) for setting in settings)
+        cost = f"~{minutes:,.0f} min" if settings else "data not here"
+        screen.add_row(table.name, table.title, str(len(printed)), str(done), cost)
+    return screen
+
+
+def _lines(cell: Cell, results: Sequence[Result]) -> Iterator[str]:
+    ours = measured(cell, results)
+    yield f"paper {paper_text(cell)}"
+    if ours:
+        yield f"ours {ours_text(ours)}"
+        yield f"{ours.mean - cell.value:+.2f}"
+    if cell.slip:
+        yield "misprint"
+    elif can_run(cell.setting) and (minutes := minutes_left(cell.setting, results)):
+        yield f"~{minutes:.0f} min"
+    elif not ours:
+        yield "no data here" if cell.setting.method in METHODS else "no method here"
+
+
+def ours_text(ours: Measured) -> str:
+    """Our value of a cell, with its spread and the number of runs."""
+    return f"{Value(ours.mean, ours.spread)} ({len(ours.results)})"
+
+
+def paper_text(cell: Cell) -> str:
+    """The paper's value of a cell, with its deviation where it has one."""
+    return str(Value(cell.value, math.nan if cell.deviation is None else cell.deviation))
+
+
+def minutes_left(setting: Setting, results: Sequence[Result]) -> float:
+    """What the runs of a cell that are missing would cost, in GPU minutes."""
+    done = {result.experiment.order for result in results if result.setting == setting}
+    return gpu_minutes(setting) * sum(order not in done for order in ORDERS)
