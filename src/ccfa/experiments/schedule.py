@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,11 +19,12 @@ from ccfa.learning.streams import own_stream
 
 
 class Job(NamedTuple):
-    """A run to be done, and who watches it."""
+    """A run to be done, and who watches it; its directory is made, or continued, when it begins."""
 
     resolved: Resolved
     directory: RunDirectory
     audience: Audience
+    surroundings: dict[str, Any]
 
 
 class Outcome(NamedTuple):
@@ -51,6 +52,9 @@ def run_all(
 
     def work(job: Job) -> Outcome:
         try:
+            if code := stop.asked():
+                raise Stopped("Stopped before this run began.", code)
+            RunDirectory.create_or_continue(job.directory.path, job.resolved.config, job.surroundings)
             with own_stream(device):
                 settings = device, acceleration, first_stages, stop, checkpoint_minutes
                 report = run(job.resolved, job.directory, job.audience, *settings)
