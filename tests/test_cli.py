@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 import ccfa
-from ccfa.arguments import gathered
+from ccfa.arguments import gathered, given_axes
 from ccfa.experiments import RunDirectory
 from ccfa.methods import METHODS
 from commands import ASCII, COMMAND, command, contents, environment
@@ -424,9 +424,10 @@ def test_the_version_is_told(call):
         ("run podnet --set a", "run podnet --set a"),
         ("run podnet --set", "run podnet --set"),
         ("list methods", "list methods"),
+        ("sweep --axis a=1,2 podnet --set b=1 --axis c=3;4 d=5", "sweep podnet --axis a=1,2 c=3;4 d=5 --set b=1"),
     ],
 )
-def test_set_may_be_repeated_and_stand_anywhere(typed, understood):
+def test_set_and_axis_may_be_repeated_and_stand_anywhere(typed, understood):
     assert gathered(typed.split()) == understood.split()
 
 
@@ -435,3 +436,56 @@ def test_repeated_settings_all_count(call, tmp_path):
     assert call(*words)[0] == 0
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["experiment"]["options"] == {"epochs": "0", "batch_size": "8"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "values"),
+    [
+        ("memory=1,5,10", ("1", "5", "10")),
+        ("memory=1", ("1",)),
+        ("scenario=5,5;6,4", ("5,5", "6,4")),
+        ("scenario=5,5;", ("5,5",)),
+        ("ccfa.target=random", ("random",)),
+    ],
+)
+def test_the_values_of_an_axis_are_separated(typed, values):
+    assert given_axes((typed,)) == {typed.partition("=")[0]: values}
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["--axis", "memory"], "NAME=VALUE,VALUE"),
+        (["--axis", "memory=1,,2"], "empty value"),
+        (["--axis", "memory="], "empty value"),
+        (["--axis", "memory=1", "--axis", "memory=2"], "memory twice"),
+        (["--axis", "memry=1"], "Did you mean 'memory'"),
+        (["--axis", "ccfa.cuont=1"], "Did you mean 'ccfa.count'"),
+        (["--axis", "memory=1,500"], "--memory 130 or less"),
+        (["--axis", "memory=1,2", "--memory", "3"], "given twice"),
+        (["--memory", "4", "--memory-total", "40"], "not both"),
+    ],
+)
+def test_axes_that_cannot_be_are_refused(call, tmp_path, typed, message):
+    code, _, err = call("sweep", "podnet", *typed)
+    assert code == 2
+    assert re.search(message, err)
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_value_of_an_axis_is_a_line(call, tmp_path):
+    words = ["sweep", "podnet", "--ccfa", "on", "--axis", "ccfa.count=1,2", "--axis", "scenario=6,4;5,5"]
+    words += ["--set", "epochs=1", "balanced_epochs=0", "--mix", "cutmix", "--memory-total", "20", "--batch-seed", "3"]
+    code, out, err = call(*words, "--seeds", "0", "1", "--out", "out")
+    assert (code, err) == (0, "")
+    for scenario in ("B6-inc4", "B0-inc5"):
+        lines = (tmp_path / "out" / "comparison" / scenario / "table.md").read_text().splitlines()
+        rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines if line.startswith("| podnet")]
+        assert rows == [[f"podnet + cutmix + CCFA, ccfa.count={count}", "2"] for count in (1, 2)]
+    configs = [json.loads(path.read_text())["experiment"] for path in (tmp_path / "out").glob("*/config.json")]
+    assert len(configs) == 8
+    assert {(config["mix"], config["memory_total"], config["batch_seed"]) for config in configs} == {("cutmix", 20, 3)}
+    runs = [str(path.parent) for path in sorted((tmp_path / "out").glob("*6_4*/config.json"))]
+    code, out, _ = call("compare", *runs)
+    assert code == 0
+    assert all(f"ccfa.count={count}" in out for count in (1, 2))

@@ -38,13 +38,9 @@ class Training(Speed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(Training):
-    """Train a method over all stages and leave a run directory."""
+class Setting(Training):
+    """What a run and all runs of a sweep can be told; fields of an `Experiment` have its names."""
 
-    method: Positional[str]
-    """What to train; `ccfa list methods` shows them."""
-    ccfa: bool = False
-    """Plug in Cross-Class Feature Augmentation."""
     mix: Literal["mixup", "cutmix", "manifold-mixup"] | None = None
     """Mix images, or maps, of the batch."""
     data: str = "digits"
@@ -53,8 +49,6 @@ class Run(Training):
     """Where CIFAR-100 is, or is downloaded to; else $CCFA_DATA."""
     scenario: str | None = None
     """B50-inc10, B0-inc10, ... or a list of stage sizes such as 5,2,2,1."""
-    order: str | None = None
-    """Class order: natural, seed-1993, podnet-0, ... or a list."""
     memory: int | None = None
     """Exemplars kept of each class."""
     memory_total: int | None = None
@@ -65,13 +59,25 @@ class Run(Training):
     """Side to which the photos of a folder are scaled."""
     skip_bad: bool = False
     """Leave out files of a folder that are not usable images, instead of stopping."""
-    seed: int = 0
-    """Seed of initialisation and, unless --batch-seed is given, of batches."""
     batch_seed: int | None = None
-    """Seed of batch order and augmentation."""
+    """Seed of batch order and augmentation; by default the seed of the run."""
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")] = ()
     """Other values for options of the method or, with the prefix ccfa. or mix., of what is plugged in; `ccfa list
-    options` shows them."""
+    options` shows them. In a sweep each method takes those it has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Setting):
+    """Train a method over all stages and leave a run directory."""
+
+    method: Positional[str]
+    """What to train; `ccfa list methods` shows them."""
+    ccfa: bool = False
+    """Plug in Cross-Class Feature Augmentation."""
+    order: str | None = None
+    """Class order: natural, seed-1993, podnet-0, ... or a list."""
+    seed: int = 0
+    """Seed of initialisation and, unless --batch-seed is given, of batches."""
     out: Path | None = None
     """The run directory; by default a name made from the experiment, under runs/."""
     reuse: bool = False
@@ -90,31 +96,20 @@ class Resume(Training):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep(Training):
-    """Train several methods, with and without CCFA, over class orders and seeds, and print one table."""
+class Sweep(Setting):
+    """Train several methods, with and without CCFA, over class orders, seeds and further axes; print one table."""
 
     methods: Positional[tuple[str, ...]]
     """Methods; `all` for every one."""
     ccfa: Literal["off", "on", "both"] = "both"
     """Without CCFA, with it, or both."""
-    data: str = "digits"
-    """digits, cifar100, or the path of an image folder."""
-    data_dir: Path | None = None
-    """Where CIFAR-100 is, or is downloaded to; else $CCFA_DATA."""
-    scenario: str | None = None
-    """B50-inc10, ... or a list of stage sizes."""
     orders: tuple[str, ...] = ()
     """Class orders, e.g. podnet-0 podnet-1 podnet-2."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds; each is run with each order."""
-    memory: int | None = None
-    """Exemplars kept of each class."""
-    validation: float = 0.0
-    """Hold out this fraction of the training images and evaluate on it instead of the test set."""
-    skip_bad: bool = False
-    """Leave out files of a folder that are not usable images, instead of stopping."""
-    set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")] = ()
-    """Other values for options; each method takes those it has."""
+    axis: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE,VALUE,... ...")] = ()
+    """Run all of it with each value of an option, or of memory, memory_total, mix, scenario or image_size.
+    Several axes are combined; values that contain commas are separated by ';'."""
     at_once: int = 1
     """How many runs share the device."""
     out: Path = Path("runs/sweep")
@@ -189,28 +184,45 @@ Verb = (
 
 
 def gathered(words: list[str]) -> list[str]:
-    """What was typed, with all values of --set behind one at the end: it may be repeated and precede the method."""
-    kept, values, gathering, empty = [], [], False, False
+    """What was typed, with the values of --set and --axis moved to the end: both may be repeated and stand anywhere."""
+    kept: list[str] = []
+    values: dict[str, list[str]] = {}
+    flag, is_first = "", False
     for word in words:
-        if word == "--set":
-            gathering = empty = True
-        elif gathering and not word.startswith("-") and (empty or "=" in word):
-            values.append(word)
-            empty = False
+        if word in ("--set", "--axis"):
+            flag, is_first = word, True
+            values.setdefault(flag, [])
+        elif flag and not word.startswith("-") and (is_first or "=" in word):
+            values[flag].append(word)
+            is_first = False
         else:
             kept.append(word)
-            gathering = False
-    return [*kept, "--set", *values] if values or empty else kept
+            flag = ""
+    return kept + [word for flag, texts in values.items() for word in (flag, *texts)]
 
 
 def given_options(texts: tuple[str, ...]) -> dict[str, str]:
-    """NAME=VALUE pairs as a dictionary."""
-    options: dict[str, str] = {}
+    """The NAME=VALUE pairs of --set as a dictionary."""
+    return _pairs(texts, "--set", "NAME=VALUE, such as epochs=10")
+
+
+def given_axes(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The values of each --axis; a ';' separates values that contain commas, and one value may end with it."""
+    pairs = _pairs(texts, "--axis", "NAME=VALUE,VALUE,..., such as memory=5,10,20")
+    axes = {name: tuple(text.removesuffix(";").split(";" if ";" in text else ",")) for name, text in pairs.items()}
+    for name, values in axes.items():
+        if not all(values):
+            raise UsageError(f"--axis {name}={pairs[name]} has an empty value.")
+    return axes
+
+
+def _pairs(texts: tuple[str, ...], flag: str, expected: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UsageError(f"--set takes NAME=VALUE, such as epochs=10; got {text!r}.")
-        if name in options:
-            raise UsageError(f"--set gives {name} twice.")
-        options[name] = value
-    return options
+            raise UsageError(f"{flag} takes {expected}; got {text!r}.")
+        if name in pairs:
+            raise UsageError(f"{flag} gives {name} twice.")
+        pairs[name] = value
+    return pairs

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import warnings
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,13 @@ from ccfa.arguments import (
     Page,
     Resume,
     Run,
+    Setting,
     Speed,
     Sweep,
     Training,
     Verb,
     gathered,
+    given_axes,
     given_options,
 )
 from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from ccfa.experiments import Experiment
     from ccfa.learning.acceleration import Acceleration
 
 # torch, scikit-learn and everything built on them are imported inside the verbs: `ccfa --help` answers at once.
@@ -110,27 +114,12 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def _run(verb: Run, console: "Console") -> None:
-    from ccfa.experiments import Experiment, RunDirectory, resolve
+    from ccfa.experiments import RunDirectory, resolve
     from ccfa.experiments.environment import environment
     from ccfa.learning.acceleration import suit_threads
     from ccfa.reporting.showing import run_shown, show_result
 
-    experiment = Experiment(
-        method=verb.method,
-        ccfa=verb.ccfa,
-        mix=verb.mix,
-        data=verb.data,
-        scenario=verb.scenario,
-        order=verb.order,
-        memory=verb.memory,
-        memory_total=verb.memory_total,
-        validation=verb.validation,
-        image_size=verb.image_size,
-        skip_bad=verb.skip_bad,
-        seed=verb.seed,
-        batch_seed=verb.batch_seed,
-        options=given_options(verb.set),
-    )
+    experiment = _experiment(verb, method=verb.method, ccfa=verb.ccfa, order=verb.order, seed=verb.seed)
     device, acceleration = _speed(verb)
     path = verb.out or Path("runs") / experiment.name
     if not (verb.reuse and path.exists()):
@@ -144,6 +133,15 @@ def _run(verb: Run, console: "Console") -> None:
         directory = make(path, resolved.config, environment(device, acceleration))
         report = run_shown(resolved, directory, device, acceleration, console, **_endurance(verb))
     show_result(report, path, resolved, console)
+
+
+def _experiment(verb: Setting, method: str, **own: Any) -> "Experiment":
+    """The experiment with what both verbs take, and with a verb's own fields."""
+    from ccfa.experiments import Experiment
+
+    names = {field.name for field in fields(Experiment)} & {field.name for field in fields(Setting)}
+    shared = {name: getattr(verb, name) for name in names}
+    return Experiment(method, **shared, **own, options=given_options(verb.set))
 
 
 def _resume(verb: Resume, console: "Console") -> None:
@@ -168,20 +166,16 @@ def _endurance(verb: Training) -> dict[str, Any]:
 
 
 def _sweep(verb: Sweep, console: "Console") -> None:
-    from ccfa.experiments.sweep import Plan
+    from ccfa.experiments.plan import Plan
     from ccfa.reporting.sweeps import sweep_shown
 
     plan = Plan(
         methods=verb.methods,
+        base=_experiment(verb, method=""),
         ccfa={"off": (False,), "on": (True,), "both": (False, True)}[verb.ccfa],
-        data=verb.data,
-        scenario=verb.scenario,
         orders=verb.orders,
         seeds=verb.seeds,
-        memory=verb.memory,
-        validation=verb.validation,
-        skip_bad=verb.skip_bad,
-        options=given_options(verb.set),
+        axes=given_axes(verb.axis),
     )
     sweep_shown(plan, verb.out, verb.data_dir, *_speed(verb), console, at_once=verb.at_once, **_endurance(verb))
 

@@ -1,5 +1,11 @@
 """ImageSet: what it refuses, and its rows, orders and splits against plain NumPy."""
 
+import copy
+import pickle
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -173,3 +179,46 @@ def test_a_fingerprint_sees_every_pixel_and_label_and_not_the_order_of_classes()
         found.subset([0, 1, 2, 3, 4]),
     ]
     assert len({found.fingerprint, *(other.fingerprint for other in others)}) == 7
+
+
+def test_what_is_made_from_a_set_shares_its_images_and_its_digest(monkeypatch):
+    images = make([0, 1, 2, 2])
+    digests = []
+    digest = ImageSet._digest
+    monkeypatch.setattr(ImageSet, "_digest", lambda self: digests.append(self) or digest(self))
+    made = [images, images.reorder([2, 0, 1]), images.reorder([1, 2, 0]).to("cpu").reorder([2, 1, 0])]
+    assert {one.images.data_ptr() for one in made} == {images.images.data_ptr()}
+    assert len({one.fingerprint for one in made}) == 1
+    assert len(digests) == 1
+    assert images.subset([0, 1]).fingerprint != images.fingerprint
+
+
+def test_there_is_one_copy_per_device_while_it_is_used():
+    images = make([0, 1, 2, 2])
+    copies = [images.to("meta"), images.reorder([2, 0, 1]).to("meta"), images.to("meta").reorder([1, 0, 2])]
+    first, *others = (one.images for one in copies)
+    assert all(other is first for other in others)
+    assert (copies[1].class_names, copies[1].device.type) == (("cat", "ant", "bee"), "meta")
+    gone = weakref.ref(first)
+    del copies, first, others
+    assert gone() is None
+    assert images.to("meta").images is not None
+
+
+def test_of_many_threads_one_copies():
+    images = make([0, 1, 2, 2])
+    all_at_once = threading.Barrier(8)
+
+    def copied(_):
+        all_at_once.wait(timeout=60)
+        return images.reorder([2, 0, 1]).to("meta")
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len({id(one.images) for one in list(pool.map(copied, range(8)))}) == 1
+
+
+def test_a_set_can_be_copied_and_stored():
+    images = make([0, 1, 2, 2])
+    for again in (copy.deepcopy(images), pickle.loads(pickle.dumps(images))):
+        assert again.fingerprint == images.fingerprint
+        assert again.images.data_ptr() != images.images.data_ptr()

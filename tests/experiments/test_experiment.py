@@ -1,12 +1,14 @@
+import functools
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from ccfa.augmentation import CutMix
-from ccfa.data import DIGITS, FOLDER, parse_scenario
+from ccfa.data import DIGITS, FOLDER, load_parts, parse_scenario
 from ccfa.errors import DataError, ModelError, UsageError
 from ccfa.experiments import Experiment, build_method, resolve
 from ccfa.experiments.experiment import experiment_method, experiment_of
@@ -36,6 +38,31 @@ def test_the_class_order_relabels_both_sets():
         before, after = getattr(plain, name), getattr(seeded, name)
         np.testing.assert_array_equal(expected[after.labels.numpy()], before.labels.numpy())
         assert after.class_names == tuple(str(label) for label in expected)
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.2])
+def test_experiments_resolved_with_one_loader_share_their_images(validation):
+    base = Experiment("podnet", validation=validation)
+    load = functools.cache(load_parts)
+    shared = [resolve(replace(base, order=order), load=load) for order in ("natural", "seed-1")]
+    alone = resolve(replace(base, order="seed-1"))
+    assert shared[1].config == alone.config
+    for part in ("train", "test"):
+        first, second, other = (getattr(resolved, part).images for resolved in (*shared, alone))
+        assert first is second
+        assert first is not other
+        assert torch.equal(first, other)
+
+
+def test_a_folder_that_changed_is_read_again(tmp_path):
+    experiment = Experiment("finetune", data=str(tmp_path), image_size=8)
+    for name in ("ant", "bee"):
+        (tmp_path / name).mkdir()
+        for index in range(4):
+            Image.new("RGB", (8, 8), (index, 0, 0)).save(tmp_path / name / f"{index}.png")
+    before = resolve(experiment)
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(tmp_path / "ant" / "4.png")
+    assert resolve(experiment).config != before.config
 
 
 def test_validation_holds_training_images_out_and_says_so():
@@ -199,6 +226,17 @@ def test_the_name_is_a_plain_directory_name():
     assert " " not in name
     assert len(name) <= 150
     assert name.startswith("photos-5_5-podnet")
+
+
+def test_long_names_differ_in_their_digest():
+    long = {"options": {"milestones": "0.5,0.7" * 60}}
+    names = {
+        Experiment("podnet", **long).name,
+        replace(Experiment("podnet", **long), options={"milestones": "0" * 400}).name,
+    }
+    names |= {Experiment("podnet", options={**long["options"], "weight_decay": text}).name for text in ("1", "2")}
+    assert len(names) == 4
+    assert {len(name) for name in names} == {150}
 
 
 def test_the_headline_says_what_runs():

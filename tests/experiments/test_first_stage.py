@@ -1,13 +1,16 @@
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+import ccfa
+from ccfa.data import ImageSet
 from ccfa.errors import ModelError, Notice, ResourceError, Stopped
 from ccfa.experiments import Experiment, RunDirectory, resolve, run
-from ccfa.experiments.first_stage import FirstStages, first_stage_key
+from ccfa.experiments.first_stage import LAYERS, FirstStages, _code_digest, first_stage_key
 from ccfa.experiments.stopping import Stop
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
@@ -146,6 +149,41 @@ def test_what_only_later_stages_read_does_not_change_the_key(experiment):
 def test_a_memory_changes_the_key_where_the_first_stage_reads_it(method, options, is_read):
     experiment = Experiment(method, scenario="6,2,2", options=options)
     assert (key(experiment) != key(replace(experiment, memory=2))) == is_read
+
+
+def test_a_key_needs_no_image_once_the_data_is_known(monkeypatch):
+    resolved = resolve(EXPERIMENT)
+    assert resolved.config["resolved"]["fingerprints"]["train"] == resolved.train.fingerprint
+    monkeypatch.setattr(resolved.train, "images", None)
+    assert first_stage_key(resolved, PLAIN, CPU) == key()
+
+
+def test_other_pixels_are_another_key():
+    resolved = resolve(EXPERIMENT)
+    pixels = resolved.train.images.clone()
+    pixels[0, 0, 0, 0] ^= 1
+    changed = ImageSet(pixels, resolved.train.labels, resolved.train.class_names)
+    assert first_stage_key(resolved._replace(train=changed), PLAIN, CPU) != key()
+
+
+@pytest.mark.parametrize(
+    ("file", "is_read"),
+    [("learning/step.py", True), ("data/digits.py", True), ("cli.py", False), ("reporting/page.py", False)],
+)
+def test_only_code_that_trains_changes_the_key(tmp_path, file, is_read):
+    digests = []
+    for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
+        place = tmp_path / name / file
+        place.parent.mkdir(parents=True)
+        place.write_text(text)
+        digests.append(_code_digest(tmp_path / name))
+    assert digests[0] == digests[1]
+    assert (digests[1] != digests[2]) == is_read
+
+
+def test_all_layers_that_train_are_there():
+    package = Path(ccfa.__file__).parent
+    assert all((package / layer / "__init__.py").is_file() for layer in LAYERS)
 
 
 @pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-9], lambda content: b"x" * 99])

@@ -1,21 +1,25 @@
 import json
 import threading
-from itertools import product
+from dataclasses import replace
 
 import pytest
 import torch
 
+from ccfa.data import load
 from ccfa.errors import DivergedError, LockedError, Stopped, UsageError
 from ccfa.experiments.experiment import Experiment
 from ccfa.experiments.first_stage import FirstStages
 from ccfa.experiments.lock import locked
+from ccfa.experiments.plan import Plan
 from ccfa.experiments.stopping import Stop
-from ccfa.experiments.sweep import Plan, sweep
+from ccfa.experiments.sweep import sweep
+from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
-from ccfa.methods import METHODS
 
 CPU = torch.device("cpu")
-SMALL = Plan(("finetune", "replay"), ccfa=(False,), scenario="6,2,2", seeds=(0, 1), options={"epochs": "1"})
+BASE = Experiment("", scenario="6,2,2", options={"epochs": "1"})
+SMALL = Plan(("finetune", "replay"), BASE, ccfa=(False,), seeds=(0, 1))
+NAMES = [experiment.name for experiment in SMALL.experiments()]
 
 
 class Audience:
@@ -38,7 +42,7 @@ class Audience:
 
 
 def swept(plan, out, at_once=1, errors=None, **options):
-    """The cells, and who watched each run that was made."""
+    """What came of it, and who watched each run that was made."""
     watching = {}
 
     def audience(resolved, directory):
@@ -48,10 +52,10 @@ def swept(plan, out, at_once=1, errors=None, **options):
         watching[name] = Audience((errors or {}).get(name))
         return watching[name]
 
-    cells = sweep(
+    found = sweep(
         plan, out, None, CPU, Acceleration(), at_once, FirstStages(out / ".first-stages"), audience, **options
     )
-    return cells, watching
+    return found, watching
 
 
 def numbers(report):
@@ -68,79 +72,43 @@ def finished(tmp_path_factory):
     return out, *swept(SMALL, out)
 
 
-def test_every_combination_is_one_experiment():
-    plan = Plan(("podnet", "ucir"), data="cifar100", orders=("podnet-0", "podnet-1"), seeds=(3, 4), memory=5)
-    expected = [
-        ((method, ccfa), Experiment(method, ccfa, data="cifar100", order=order, memory=5, seed=seed))
-        for method, ccfa, order, seed in product(("podnet", "ucir"), (False, True), ("podnet-0", "podnet-1"), (3, 4))
-    ]
-    assert list(plan.experiments()) == expected
-    assert len({experiment.name for _, experiment in expected}) == 16
-
-
-def test_without_orders_the_data_decides():
-    assert [experiment.order for _, experiment in Plan(("podnet",)).experiments()] == [None] * 6
-
-
-def test_all_means_every_method():
-    keys = [key for key, _ in Plan(("all",), seeds=(0,)).experiments()]
-    assert keys == [(name, ccfa) for name in METHODS for ccfa in (False, True)]
-
-
-def test_an_option_goes_to_the_methods_that_have_it():
-    plan = Plan(("finetune", "podnet"), seeds=(0,), options={"epochs": "1", "lambda_flat": "2", "ccfa.count": "3"})
-    assert {key: experiment.options for key, experiment in plan.experiments()} == {
-        ("finetune", False): {"epochs": "1"},
-        ("finetune", True): {"epochs": "1", "ccfa.count": "3"},
-        ("podnet", False): {"epochs": "1", "lambda_flat": "2"},
-        ("podnet", True): {"epochs": "1", "lambda_flat": "2", "ccfa.count": "3"},
-    }
-
-
-@pytest.mark.parametrize(
-    ("plan", "message"),
-    [
-        (Plan(()), "at least one method"),
-        (Plan(("podnet",), seeds=()), "one seed"),
-        (Plan(("podnett",)), "(?s)podnett.*podnet"),
-        (Plan(("podnet", "all")), "method 'all'"),
-        (Plan(("podnet",), options={"epoch": "1"}), "(?s)option of these methods 'epoch'.*epochs"),
-        (Plan(("finetune",), options={"lambda_flat": "1"}), "lambda_flat"),
-        (Plan(("replay",), options={"ccfa.cuont": "1"}), "(?s)ccfa.cuont.*ccfa.count"),
-    ],
-)
-def test_what_cannot_be_swept_is_refused(plan, message):
-    with pytest.raises(UsageError, match=message):
-        list(plan.experiments())
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        Plan(("replay",), ccfa=(True,), seeds=(0,), options={"ccfa.count": "many"}),
-        Plan(("replay",), ccfa=(True,), seeds=(0,), options={"epochs": "many"}),
-    ],
-    ids=["of CCFA", "of the method"],
-)
-def test_a_wrong_value_is_no_reason_to_leave_a_cell_empty(tmp_path, plan):
+@pytest.mark.parametrize("option", ["ccfa.count", "epochs"])
+def test_a_wrong_value_is_refused_before_anything_runs(tmp_path, option):
+    plan = Plan(("replay",), ccfa=(True,), seeds=(0,), axes={option: ("1", "many")})
     with pytest.raises(UsageError, match="expected a whole number, got 'many'"):
         swept(plan, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_cells_hold_the_reports_by_order_and_seed(finished):
-    out, cells, watching = finished
-    natural = "0,1,2,3,4,5,6,7,8,9"
-    assert cells.keys() == {("finetune", False), ("replay", False)}
-    for (method, _), cell in cells.items():
-        assert cell.reason == ""
-        assert cell.reports.keys() == {(natural, 0), (natural, 1)}
-        for (_, seed), report in cell.reports.items():
-            experiment = report.config["experiment"]
-            assert (experiment["method"], experiment["seed"], report.finished) == (method, seed, True)
-            assert report.num_seen == [6, 8, 10]
-    assert len(watching) == 4
+def test_reports_are_found_by_the_name_of_their_run(finished):
+    out, found, watching = finished
+    assert (list(found.reports), found.refused, found.errors) == (NAMES, {}, {})
+    for experiment, report in zip(SMALL.experiments(), found.reports.values(), strict=True):
+        stored = report.config["experiment"]
+        assert (stored["method"], stored["seed"], report.finished) == (experiment.method, experiment.seed, True)
+        assert report.num_seen == [6, 8, 10]
     assert {path.name for path in out.iterdir()} == {*watching, ".first-stages", ".lock"}
+    assert watching.keys() == {*NAMES}
+
+
+def test_the_data_are_loaded_once(tmp_path, monkeypatch):
+    loaded, trained = [], []
+
+    def counted(name, *arguments, **options):
+        loaded.append(name)
+        return load(name, *arguments, **options)
+
+    def recorded(self, method, train, **options):
+        trained.append(train.images)
+        made(self, method, train, **options)
+
+    made = Learner.__init__
+    monkeypatch.setattr("ccfa.data.load", counted)
+    monkeypatch.setattr(Learner, "__init__", recorded)
+    plan = replace(SMALL, base=replace(BASE, validation=0.2), orders=("natural", "seed-1"), seeds=(0,))
+    assert len(swept(plan, tmp_path)[0].reports) == len(trained) == 4
+    assert loaded == ["digits"]
+    assert len({images.data_ptr() for images in trained}) == 1
 
 
 def test_runs_that_can_share_a_first_stage_do(finished):
@@ -151,52 +119,44 @@ def test_runs_that_can_share_a_first_stage_do(finished):
 
 
 def test_a_second_sweep_has_nothing_to_do(finished):
-    out, cells, _ = finished
+    out, found, _ = finished
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     again, watching = swept(SMALL, out)
     assert watching == {}
-    assert again == cells
+    assert again == found
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
 def test_runs_at_once_are_the_runs_one_by_one(finished, tmp_path):
-    out, cells, _ = finished
+    out, found, _ = finished
     at_once, _ = swept(SMALL, tmp_path, at_once=2)
-    assert at_once.keys() == cells.keys()
-    for key, cell in cells.items():
-        assert {of: numbers(report) for of, report in at_once[key].reports.items()} == {
-            of: numbers(report) for of, report in cell.reports.items()
-        }
+    assert [*map(numbers, at_once.reports.values())] == [*map(numbers, found.reports.values())]
     assert networks(tmp_path) == networks(out)
     assert len(networks(out)) == 12
 
 
-def test_where_ccfa_has_no_meaning_the_cell_says_why(tmp_path):
-    plan = Plan(("joint",), scenario="6,2,2", seeds=(0,), options={"epochs": "1"})
-    cells, watching = swept(plan, tmp_path)
-    assert len(watching) == 1
-    assert len(cells["joint", False].reports) == 1
-    assert cells["joint", True].reports == {}
-    assert "joint" in cells["joint", True].reason
+def test_where_ccfa_has_no_meaning_the_reason_is_told(tmp_path):
+    found, watching = swept(Plan(("joint",), BASE, seeds=(0,)), tmp_path)
+    assert watching.keys() == found.reports.keys()
+    assert len(found.reports) == 1
+    assert list(found.refused) == ["joint"]
+    assert "joint" in found.refused["joint"]
 
 
 def test_a_failing_run_does_not_lose_the_others(tmp_path):
-    names = {experiment.method: experiment.name for _, experiment in SMALL.experiments() if experiment.seed == 0}
-    failing = names["finetune"]
-    cells, _ = swept(SMALL, tmp_path, errors={failing: DivergedError("on purpose")})
-    assert [len(cell.reports) for cell in cells.values()] == [1, 2]
-    assert {name: str(error) for cell in cells.values() for name, error in cell.errors.items()} == {
-        failing: "on purpose"
-    }
+    failing, *others = NAMES
+    found, _ = swept(SMALL, tmp_path, errors={failing: DivergedError("on purpose")})
+    assert list(found.reports) == others
+    assert {name: str(error) for name, error in found.errors.items()} == {failing: "on purpose"}
     states = {
         path.parent.name: json.loads(path.read_text())["state"] for path in sorted(tmp_path.glob("*/status.json"))
     }
     assert states.pop(failing) == "failed"
     assert list(states.values()) == ["finished"] * 3
 
-    cells, watching = swept(SMALL, tmp_path)
+    found, watching = swept(SMALL, tmp_path)
     assert watching.keys() == {failing}
-    assert [len(cell.reports) for cell in cells.values()] == [2, 2]
+    assert list(found.reports) == NAMES  # in the plan's order, whichever was run first
     assert len(list(tmp_path.glob("*/status.json"))) == 4  # continued where it was
 
 
@@ -223,18 +183,17 @@ def test_a_stopped_sweep_is_continued_by_repeating_it(tmp_path, finished, at_onc
         assert stopped.value.code == 130
     saved = [path for path in tmp_path.glob("*/checkpoints/0*") if path.is_dir()]
     assert saved
-    cells, _ = swept(SMALL, tmp_path, at_once)
-    assert [len(cell.reports) for cell in cells.values()] == [2, 2]
+    assert list(swept(SMALL, tmp_path, at_once)[0].reports) == NAMES
     assert networks(tmp_path) == networks(finished[0])
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_an_unexpected_error_of_one_run_does_not_lose_the_others(tmp_path, at_once):
-    failing = next(experiment.name for _, experiment in SMALL.experiments())
+    failing, *others = NAMES
     ended = []
-    cells, _ = swept(SMALL, tmp_path, at_once, {failing: ZeroDivisionError("a mistake of mine")}, on_end=ended.append)
-    assert [len(cell.reports) for cell in cells.values()] == [1, 2]
-    error = cells["finetune", False].errors[failing]
+    found, _ = swept(SMALL, tmp_path, at_once, {failing: ZeroDivisionError("a mistake of mine")}, on_end=ended.append)
+    assert list(found.reports) == others
+    error = found.errors[failing]
     traceback = tmp_path / failing / "errors.txt"
     assert str(error) == f"ZeroDivisionError: a mistake of mine. The traceback is in {traceback}."
     assert error.exit_code == 1

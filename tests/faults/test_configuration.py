@@ -11,7 +11,7 @@ from ccfa.data import split
 from ccfa.errors import ModelError, UsageError
 from ccfa.experiments import Experiment, RunDirectory, resolve, run
 from ccfa.experiments.experiment import experiment_of
-from ccfa.experiments.sweep import Plan
+from ccfa.experiments.plan import Plan
 from ccfa.learning import Learner
 from ccfa.methods import METHODS, Budget, with_memory
 from toy_runs import Silent, toy_resolved
@@ -105,7 +105,7 @@ def test_a_rate_of_zero_changes_no_parameter():
 @pytest.mark.row("G8")
 def test_repeated_seeds_and_orders_are_run_once():
     plan = Plan(("finetune",), ccfa=(False,), seeds=(3, 3, 1), orders=("natural", "natural"))
-    assert [experiment.seed for _, experiment in plan.experiments()] == [3, 1]
+    assert [experiment.seed for experiment in plan.experiments()] == [3, 1]
 
 
 @pytest.mark.row("G8", "G4")

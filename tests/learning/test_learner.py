@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from ccfa.augmentation import CCFA
 from ccfa.data import Stage, Transforms
 from ccfa.errors import CcfaError, DivergedError, UsageError
 from ccfa.learning import Learner
+from ccfa.learning.acceleration import own_stream
 from ccfa.learning.optimisation import optimise
 from ccfa.learning.step import step_losses
 from ccfa.methods import Budget, with_augmentation
@@ -245,3 +247,19 @@ def test_a_stage_must_have_training_images():
     learner = learned(tiny("replay"))
     with pytest.raises(CcfaError, match="6"):
         learner.learn(Stage(3, 6, 8))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_learners_in_threads_share_one_copy_on_the_device():
+    device, images = torch.device("cuda"), toy_images()
+
+    def learner(order):
+        with own_stream(device):
+            return Learner(tiny("finetune"), images.reorder(order), device=device)
+
+    with ThreadPoolExecutor(4) as pool:
+        learners = list(pool.map(learner, [(0, 1, 2, 3, 4, 5), (5, 4, 3, 2, 1, 0)] * 2))
+    assert len({one.train.images.data_ptr() for one in learners}) == 1
+    assert torch.equal(learners[0].train.images.cpu(), images.images)
+    assert len({one.train.fingerprint for one in learners}) == 1

@@ -1,6 +1,7 @@
 """Data: labelled images, where they come from, class orders, stages and transforms."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from ccfa.data.cifar100 import download_cifar100, find_cifar100, load_cifar100
@@ -20,6 +21,7 @@ __all__ = [
     "DIGITS",
     "FOLDER",
     "ImageSet",
+    "Loader",
     "Stage",
     "Transforms",
     "class_order",
@@ -30,6 +32,7 @@ __all__ = [
     "load_classes",
     "load_digits_images",
     "load_folder",
+    "load_parts",
     "order_names",
     "parse_scenario",
     "require_same_classes",
@@ -40,6 +43,9 @@ DATASETS = {
     "digits": "1,797 handwritten digits, 10 classes, 1 x 8 x 8; comes with scikit-learn",
     "cifar100": "60,000 photos, 100 classes, 3 x 32 x 32; read from the data folder or downloaded to it",
 }
+
+Loader = Callable[[str, Path | None, int, bool, float], tuple[ImageSet, ImageSet]]
+"""What takes the arguments of `load_parts` and returns its two sets."""
 
 
 def load(
@@ -61,3 +67,12 @@ def load(
     if os.sep in name or path.exists():
         return load_folder(path, image_size, held_out, seed, skip_bad)
     raise unknown("data", name, [*DATASETS, "the path of a folder such as ./photos"])
+
+
+def load_parts(
+    name: str, data_dir: Path | None, image_size: int, skip_bad: bool, validation: float
+) -> tuple[ImageSet, ImageSet]:
+    """The images to train on and those to evaluate on: with `validation`, a fraction held out from the former."""
+    train, test = load(name, data_dir, image_size=image_size, skip_bad=skip_bad)
+    require_same_classes(train, test)
+    return train.hold_out(validation, seed=0) if validation else (train, test)

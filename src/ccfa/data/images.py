@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,14 +11,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.weak import TensorWeakRef
 
 from ccfa.errors import DataError, UsageError
 
 Array = Tensor | NDArray[Any]
+_COPYING = threading.Lock()  # runs of a sweep are threads: one copies, the others wait for its copy
+
+
+class _Shared:
+    """What sets of the same images have in common: their copies on devices, while in use, and their fingerprint."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.copies = {images.device: TensorWeakRef(images)}
+        self.fingerprint = ""
 
 
 class ImageSet:
-    """Images uint8 [N, C, H, W], labels int64 [N] and the name of every class; never changed once made."""
+    """Images uint8 [N, C, H, W], labels int64 [N] and the name of every class; never changed once made.
+
+    Sets made by `reorder` and `to` share the images: there is one tensor per device, however many sets use it.
+    """
 
     def __init__(self, images: Array, labels: Array, class_names: Iterable[str]) -> None:
         self.images = _checked_images(images)
@@ -34,6 +47,10 @@ class ImageSet:
                 f"Labels go from {low} to {high}, expected 0 to {self.num_classes - 1} "
                 f"for the {self.num_classes} class names given."
             )
+        self._shared = _Shared(self.images)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ImageSet, (self.images, self.labels, self.class_names)  # weak references cannot be stored
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -59,8 +76,14 @@ class ImageSet:
         return self.images.device
 
     def to(self, device: torch.device | str) -> ImageSet:
-        """The same set on another device."""
-        return ImageSet(self.images.to(device), self.labels.to(device), self.class_names)
+        """The same set on another device, whose copy of the images is made once and shared while anyone uses it."""
+        device, copies = torch.device(device), self._shared.copies
+        with _COPYING:
+            images = copies[device]() if device in copies else None
+            if images is None:
+                images = self.images.to(device)
+                copies[device] = TensorWeakRef(images)
+        return self._with(images, self.labels.to(device), self.class_names)
 
     def rows(self, first: int, last: int) -> Tensor:
         """The rows whose label is in [first, last), ascending."""
@@ -78,11 +101,22 @@ class ImageSet:
         new_label = torch.empty(self.num_classes, dtype=torch.int64)
         new_label[torch.tensor(list(order))] = torch.arange(self.num_classes)
         names = [self.class_names[label] for label in order]
-        return ImageSet(self.images, new_label.to(self.device)[self.labels], names)
+        return self._with(self.images, new_label.to(self.device)[self.labels], names)
 
-    @functools.cached_property
+    def _with(self, images: Tensor, labels: Tensor, class_names: Iterable[str]) -> ImageSet:
+        """A set of the same images and classes."""
+        same = ImageSet.__new__(ImageSet)  # as sound as this one
+        same.images, same.labels, same.class_names = images, labels, tuple(class_names)
+        same._shared = self._shared
+        return same
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of all images, in their order, and of the names of their classes; the order of classes is no part."""
+        self._shared.fingerprint = self._shared.fingerprint or self._digest()
+        return self._shared.fingerprint
+
+    def _digest(self) -> str:
         names = sorted(self.class_names)
         rank = torch.tensor([names.index(name) for name in self.class_names])
         digest = hashlib.sha256(repr((tuple(self.images.shape), names)).encode())

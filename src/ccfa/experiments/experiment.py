@@ -1,6 +1,7 @@
 """An experiment: everything that decides a run's numbers, as one record, and what it resolves to."""
 
 import dataclasses
+import hashlib
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple, get_origin
 import ccfa
 from ccfa import data as datasets
 from ccfa.augmentation import CCFA, MIXES
-from ccfa.data import ImageSet, Stage
+from ccfa.data import ImageSet, Loader, Stage, load_parts
 from ccfa.data.orders import recognise_imagenet
 from ccfa.errors import DataError, ModelError, UsageError, choose, unknown
 from ccfa.experiments.options import decode_options, describe, plain
@@ -39,7 +40,7 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """A directory name that tells runs apart: whatever differs from the defaults."""
+        """A directory name that tells runs apart: whatever differs from the defaults, a digest of it where long."""
         parts = [Path(self.data).name, self.scenario, self.order, self.method, self.mix, "ccfa" if self.ccfa else None]
         named = {
             "m": self.memory,
@@ -52,7 +53,8 @@ class Experiment:
         }
         parts += [f"{name}{value}" for name, value in named.items() if value is not None]
         parts += [f"{name}={text}" for name, text in sorted(self.options.items())]
-        return re.sub(r"[^\w.=+-]+", "_", "-".join(part for part in parts if part))[:150]
+        text = re.sub(r"[^\w.=+-]+", "_", "-".join(part for part in parts if part))
+        return text if len(text) <= 150 else f"{text[:141]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     def arguments(self) -> list[str]:
         """What `ccfa run` is given to run this: the method, the data and the seed, and what differs from the defaults.
@@ -142,19 +144,18 @@ def _shortened(sizes: list[int]) -> str:
     return " + ".join(map(str, sizes if len(sizes) <= 8 else [*sizes[:3], "...", sizes[-1]]))
 
 
-def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
-    """Load the data and build the method; everything that can be wrong is found here, before training."""
+def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader = load_parts) -> Resolved:
+    """Load the data and build the method; everything that can be wrong is found here, before training.
+
+    Experiments resolved with one `functools.cache(load_parts)` share their images in memory.
+    """
     method = experiment_method(experiment)
     for seed in (experiment.seed, experiment.batch_seed or 0):
         if not 0 <= seed < 2**63:
             raise UsageError(f"The seed must be from 0 to 2^63 - 1, got {seed}.")
-    train, test = datasets.load(
-        experiment.data, data_dir, image_size=experiment.image_size, skip_bad=experiment.skip_bad
-    )
-    datasets.require_same_classes(train, test)
+    train, test = load(experiment.data, data_dir, experiment.image_size, experiment.skip_bad, experiment.validation)
     notes = []
     if experiment.validation:
-        train, test = train.hold_out(experiment.validation, seed=0)
         notes.append(f"Accuracies are on {len(test)} images held out from training, not on the test set.")
     if train.num_classes == 1:
         notes.append("There is one class only, so every prediction is right and nothing can be forgotten.")

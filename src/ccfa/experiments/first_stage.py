@@ -1,5 +1,6 @@
 """The first stage, trained once and reused by every run that shares it."""
 
+import functools
 import hashlib
 import json
 import threading
@@ -22,6 +23,8 @@ from ccfa.experiments.weights import pack, unpack
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.methods.parts import new_and_exemplars
+
+LAYERS = ("data", "models", "losses", "augmentation", "methods", "learning")  # whose code decides a first stage
 
 
 class FirstStages:
@@ -83,11 +86,9 @@ class FirstStages:
 def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torch.device) -> str:
     """The digest of all that the first stage reads: parts of the method, data, seeds, precision, code."""
     method, stage = resolved.method, resolved.stages[0]
-    rows = resolved.train.rows(0, stage.num_seen)
-    digest = hashlib.sha256()
-    digest.update(resolved.train.images[rows].numpy().tobytes())
-    digest.update(resolved.train.labels[rows].numpy().tobytes())
     read = {
+        "data": resolved.train.fingerprint,  # hashed once for all runs on these images
+        "classes": resolved.train.class_names[: stage.num_seen],
         "parts": [
             describe(part)
             for part in (
@@ -107,22 +108,19 @@ def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torc
                 None if all(phase.rows is new_and_exemplars for phase in method.phases(stage)) else method.memory,
             )
         ],
-        "channels": resolved.train.images.shape[1],
-        "classes": stage.num_seen,
         "seeds": [resolved.experiment.seed, resolved.experiment.batch_seed],
         "precision": describe(acceleration),
         "device": device.type,
         "torch": str(torch.__version__),
-        "code": _code_digest(),
+        "code": _code_digest(Path(ccfa.__file__).parent),
     }
-    digest.update(json.dumps(read, sort_keys=True, default=repr).encode())
-    return digest.hexdigest()[:32]
+    return hashlib.sha256(json.dumps(read, sort_keys=True, default=repr).encode()).hexdigest()[:32]
 
 
-def _code_digest() -> str:
-    """The digest of the package's own source: any change of code is another first stage."""
+@functools.cache
+def _code_digest(package: Path) -> str:
+    """The digest of the source a first stage is computed by; commands and reports may change without retraining it."""
     digest = hashlib.sha256()
-    package = Path(ccfa.__file__).parent
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted(path for layer in LAYERS for path in (package / layer).rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

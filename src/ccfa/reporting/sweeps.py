@@ -1,6 +1,6 @@
 """Sweeps: a line for each stage of each run, and at the end their comparison."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,16 @@ from ccfa.data import Stage
 from ccfa.errors import CcfaError, UsageError
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.first_stage import FirstStages
+from ccfa.experiments.plan import Plan
 from ccfa.experiments.schedule import Outcome
 from ccfa.experiments.stopping import stoppable
-from ccfa.experiments.sweep import Cell, Key, Plan, sweep
+from ccfa.experiments.sweep import Swept, sweep
 from ccfa.learning import Progress
 from ccfa.learning.acceleration import Acceleration
 from ccfa.reporting.comparison import Comparison, compare
 from ccfa.reporting.comparison_page import show_comparison
 from ccfa.reporting.page import report_line
-from ccfa.reporting.sameness import Entry
+from ccfa.reporting.sameness import Entry, hashed, setting
 from ccfa.reporting.showing import show_partial_page
 from ccfa.reporting.tensorboard import with_tensorboard
 
@@ -65,7 +66,7 @@ def sweep_shown(
     """Run a sweep and show the comparison of what finished; an error at the end if some run did not."""
     shared = FirstStages(first_stages or out / ".first-stages")
     with stoppable(max_minutes) as stop:
-        cells = sweep(
+        swept = sweep(
             plan,
             out,
             data_dir,
@@ -78,12 +79,12 @@ def sweep_shown(
             stop,
             checkpoint_minutes,
         )
-    errors = {name: error for cell in cells.values() for name, error in cell.errors.items()}
-    if not errors or any(cell.reports for cell in cells.values()):
-        show_comparison(sweep_comparison(cells, out), out / "comparison", console)
+    if swept.reports or not swept.errors:
+        for folder, comparison in comparisons(swept, out).items():
+            show_comparison(comparison, folder, console)
     console.print(f"Run directories: {out}", soft_wrap=True)
-    if errors:
-        raise failure(errors)
+    if swept.errors:
+        raise failure(swept.errors)
 
 
 def show_end(outcome: Outcome, console: Console) -> None:
@@ -105,10 +106,18 @@ def failure(errors: Mapping[str, CcfaError]) -> CcfaError:
     return one
 
 
-def sweep_comparison(cells: Mapping[Key, Cell], out: Path) -> Comparison:
-    """The runs of a sweep side by side; a combination that has no meaning is a note with its reason."""
-    entries = [Entry(out / report.name, report) for cell in cells.values() for report in cell.reports.values()]
-    refused = [f"{method} + CCFA: {cell.reason}" for (method, _), cell in cells.items() if cell.reason]
-    if not entries:
+def comparisons(swept: Swept, out: Path) -> dict[Path, Comparison]:
+    """The runs of a sweep side by side, by the folder for the page: one for all, or one for each scenario.
+
+    A method that was not run with CCFA is a note with the reason.
+    """
+    refused = [f"{method} + CCFA: {reason}" for method, reason in swept.refused.items()]
+    if not swept.reports:
         raise UsageError("Nothing was run. " + " ".join(refused))
-    return compare(entries, refused)
+    settings: dict[Hashable, list[Entry]] = {}
+    for name, report in swept.reports.items():
+        entry = Entry(out / name, report)
+        settings.setdefault(hashed(setting(entry)), []).append(entry)
+    compared = [compare(entries, refused) for entries in settings.values()]
+    folder = out / "comparison"
+    return {folder / one.scenario if len(compared) > 1 else folder: one for one in compared}
