@@ -39,6 +39,6 @@ def softened_cross_entropy(previous_logits: Array, logits: Array, temperature: f
     return float(np.mean(losses))
 
 
-def normalised_scores(scores: Array, eps: float = 1e-5) -> NDArray[np.float64]:
+def normalised_scores(scores: Array, eps: float = 1e-6) -> NDArray[np.float64]:
     """Each column less its mean, divided by its deviation over the rows: a batch norm that has just begun."""
     return (scores - scores.mean(axis=0)) / np.sqrt(scores.var(axis=0) + eps)
