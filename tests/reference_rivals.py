@@ -39,6 +39,15 @@ def softened_cross_entropy(previous_logits: Array, logits: Array, temperature: f
     return float(np.mean(losses))
 
 
-def normalised_scores(scores: Array, eps: float = 1e-5) -> NDArray[np.float64]:
+def softened_sigmoids(previous_logits: Array, logits: Array, temperature: float) -> float:
+    """The distillation of PODNet's code base for BiC: one BCE for each row and old class, mean over all."""
+    losses = []
+    for old, new in zip(previous_logits.flatten(), logits.flatten(), strict=True):
+        target, probability = float(sigmoid(old / temperature)), float(sigmoid(new / temperature))
+        losses.append(-target * np.log(probability) - (1 - target) * np.log(1 - probability))
+    return float(np.mean(losses))
+
+
+def normalised_scores(scores: Array, eps: float = 1e-6) -> NDArray[np.float64]:
     """Each column less its mean, divided by its deviation over the rows: a batch norm that has just begun."""
     return (scores - scores.mean(axis=0)) / np.sqrt(scores.var(axis=0) + eps)

@@ -152,8 +152,5 @@ def learned(method: Method, num_stages: int = 3, **options: Any) -> Learner:
 def begun(method: Method, stage: Stage, **options: Any) -> Learner:
     """A learner that stands before the phases of `stage`: earlier ones learned, head grown and prepared."""
     learner = learned(method, stage.index, **options)
-    learner.stage = stage
-    learner.network.head.grow(stage.num_new, learner.cpu_generator("head"))
-    method.shape_network(learner.network, stage.index)
-    method.prepare(learner)
+    learner.begin(stage)
     return learner

@@ -9,7 +9,7 @@ from ccfa.augmentation.attack import attack_on, autograd_gradient, sign_steps
 from ccfa.augmentation.balanced import ITERATIONS, PRICE_WEIGHT, RESTART, assign, solve
 from ccfa.augmentation.closed_form import closed_form_gradient
 from ccfa.losses.classification import cross_entropy, nca, nca_exclusive
-from ccfa.models import CosineHead, LinearHead, LocalSimilarityHead
+from ccfa.models import CosineHead, KeepingLinearHead, LinearHead, LocalSimilarityHead
 
 gpu = [
     pytest.mark.gpu,
@@ -19,6 +19,7 @@ on_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=gpu)])
 
 HEADS = {
     "linear": lambda dim: LinearHead(dim),
+    "linear, outputs kept": lambda dim: KeepingLinearHead(dim, temperature=0.1),
     "linear without bias": lambda dim: LinearHead(dim, bias=False, temperature=0.1),
     "cosine": lambda dim: CosineHead(dim),
     "local similarity": lambda dim: LocalSimilarityHead(dim, num_proxies=3),

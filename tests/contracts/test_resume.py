@@ -16,6 +16,7 @@ ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), r
 VARIANTS = {
     **{name: (name, {}) for name in METHODS},
     "aanet, blend learned": ("aanet", {"learn_blend": True, "blend_lr": 1e-2}),
+    "bic, inclearn's loss": ("bic", {"loss": "inclearn"}),
     "gdumb from scratch": ("gdumb", {"pretrain": False}),
     "il2a, published covariances": ("il2a", {"published_covariances": True}),
 }

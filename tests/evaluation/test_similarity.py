@@ -1,6 +1,7 @@
 """Linear CKA against its definition by HSIC, written out in NumPy, and against what must hold of it."""
 
 import math
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -27,6 +28,36 @@ def cka_by_definition(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     x, y = x.reshape(len(x), -1), y.reshape(len(y), -1)
     first, second = x @ x.T, y @ y.T
     return hsic(first, second) / math.sqrt(hsic(first, first) * hsic(second, second))
+
+
+def unbiased_hsic(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    """Mean over all ordered fours of different images a, b, c, d of K_ab (L_ab + L_cd - 2 L_ac)."""
+    a, b, c, d = np.array(list(permutations(range(len(first)), 4))).T
+    return float(np.mean(first[a, b] * (second[a, b] + second[c, d] - 2 * second[a, c])))
+
+
+def test_unbiased_is_the_ratio_of_means_over_fours_of_images() -> None:
+    x, y = features(9, 3, 2, 2), features(9, 7, seed=1)
+    y[:, :2] += x[:, 0, 0]
+    first, second = (part.flatten(1).numpy() @ part.flatten(1).numpy().T for part in (x, y))
+    expected = unbiased_hsic(first, second) / math.sqrt(unbiased_hsic(first, first) * unbiased_hsic(second, second))
+    assert linear_cka(x, y, "unbiased") == pytest.approx(expected, rel=1e-9)
+
+
+def test_independent_maps_have_no_unbiased_alignment() -> None:
+    """Many more features than images, where the biased value is far from 0."""
+    pairs = [(features(60, 16, 4, 4, seed=seed), features(60, 16, 4, 4, seed=seed + 100)) for seed in range(20)]
+    assert np.mean([linear_cka(*pair) for pair in pairs]) > 0.7
+    assert abs(np.mean([linear_cka(*pair, "unbiased") for pair in pairs])) < 0.01
+
+
+def test_unbiased_keeps_what_must_hold() -> None:
+    x, y = features(25, 6), features(25, 5, seed=1)
+    assert linear_cka(x, x, "unbiased") == pytest.approx(1.0, abs=1e-12)
+    assert linear_cka(3 * x + 100, y - 7, "unbiased") == pytest.approx(linear_cka(x, y, "unbiased"), rel=1e-8)
+    many = features(3000, 6)
+    noisy = many + 0.3 * features(3000, 6, seed=1)
+    assert linear_cka(many, noisy, "unbiased") == pytest.approx(linear_cka(many, noisy), abs=0.01)
 
 
 def test_is_the_ratio_of_hsics() -> None:
@@ -102,6 +133,11 @@ def test_constant_features_have_no_alignment() -> None:
 def test_refuses_what_is_not_features_of_several_images(shape: tuple[int, ...]) -> None:
     with pytest.raises(DataError, match="at least 2 images"):
         gram(torch.zeros(shape))
+
+
+def test_unbiased_refuses_fewer_than_four_images() -> None:
+    with pytest.raises(DataError, match="at least 4 images, got 3"):
+        linear_cka(features(3, 2), features(3, 2), "unbiased")
 
 
 def test_refuses_features_of_different_images() -> None:

@@ -21,7 +21,8 @@ def directory(tmp_path_factory):
     return digit_run(tmp_path_factory.mktemp("runs") / "podnet")
 
 
-def test_is_linear_cka_of_flattened_maps_of_the_first_stages_test_images(directory):
+@pytest.mark.parametrize("estimator", ["biased", "unbiased"])
+def test_is_linear_cka_of_flattened_maps_of_the_first_stages_test_images(directory, estimator):
     resolved = reopen(directory)
     images = resolved.test.images[resolved.test.labels < 4]
     with torch.no_grad():
@@ -32,10 +33,10 @@ def test_is_linear_cka_of_flattened_maps_of_the_first_stages_test_images(directo
             for stage in resolved.stages
         ]
     expected = [
-        [linear_cka(first.reshape(len(images), -1), later.reshape(len(images), -1)) for first, later in pairs]
+        [linear_cka(first.flatten(1), later.flatten(1), estimator) for first, later in pairs]
         for pairs in (zip(maps[0].maps, features.maps, strict=True) for features in maps[1:])
     ]
-    found = map_similarities(directory)
+    found = map_similarities(directory, estimator=estimator)
     assert found.num_images == len(images)
     np.testing.assert_allclose(found.values, expected, rtol=1e-5)
     assert np.shape(found.values) == (2, 3)

@@ -12,11 +12,18 @@ from ccfa.experiments import Experiment, resolve
 from ccfa.learning import Learner
 from ccfa.learning.optimisation import optimise
 from ccfa.learning.step import step_losses
-from ccfa.losses.distillation import softened_cross_entropy
+from ccfa.losses.distillation import softened_cross_entropy, softened_sigmoids
 from ccfa.methods import Budget, with_memory
 from ccfa.methods.bic import bic
 from ccfa.methods.correction import correction_alone, sgd_decaying_the_last
-from ccfa.methods.holding_out import held_out, herd_beside_held_out, not_held_out, num_held_out, parted
+from ccfa.methods.holding_out import (
+    held_out,
+    herd_apart,
+    herd_beside_held_out,
+    not_held_out,
+    num_held_out,
+    parted,
+)
 from ccfa.models import CorrectedLinearHead
 from toys import STAGES, RecordedImages, Recorder, begun, learned, rows_of, tiny, toy_images
 
@@ -45,6 +52,15 @@ def test_softened_cross_entropy_as_the_reference():
     assert shifted.item() == pytest.approx(expected, rel=1e-12)
 
 
+def test_softened_sigmoids_as_the_reference():
+    previous, current = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
+    expected = rivals.softened_sigmoids(previous.numpy(), current.numpy(), 2.0)
+    assert softened_sigmoids(previous, current, 2.0).item() == pytest.approx(expected, rel=1e-12)
+    previous.requires_grad_()
+    (gradient,) = torch.autograd.grad(softened_sigmoids(previous.detach(), previous, 2.0), previous)
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient))
+
+
 def test_the_correction_acts_on_the_newest_classes_and_growing_drops_it():
     head = CorrectedLinearHead(4, bias=False)
     head.grow(2)
@@ -62,10 +78,11 @@ def test_the_correction_acts_on_the_newest_classes_and_growing_drops_it():
     assert (head.beta.item(), head.gamma.item()) == (1, 0)
 
 
-def test_loss_is_the_weighted_sum_with_a_corrected_teacher(monkeypatch):
+@pytest.mark.parametrize("loss", ["authors", "inclearn"])
+def test_loss_is_the_weighted_sum_with_a_corrected_teacher(loss, monkeypatch):
     monkeypatch.setattr("ccfa.data.Transforms.drawn", lambda self, images, draws: self.test(images))
     stage = STAGES[2]  # the previous head has old classes, new classes and a correction
-    learner = begun(tiny("bic"), stage)
+    learner = begun(tiny("bic", loss=loss), stage)
     learner.network.eval()
     with torch.no_grad():
         learner.previous.head.beta.fill_(0.5)
@@ -80,9 +97,11 @@ def test_loss_is_the_weighted_sum_with_a_corrected_teacher(monkeypatch):
     teacher, logits = scores(learner.previous), scores(learner.network)
     teacher[:, 2:] = 0.5 * teacher[:, 2:] - 0.25
     losses = step_losses(learner, rows, learner.method.phases(stage)[0], learner.generator("step"))
-    expected = 4 / 6 * rivals.softened_cross_entropy(teacher, logits[:, :4], 2.0)
+    reference_loss = {"authors": rivals.softened_cross_entropy, "inclearn": rivals.softened_sigmoids}[loss]
+    weight, rest = {"authors": (4 / 6, 2 / 6), "inclearn": (1, 1)}[loss]
+    expected = weight * reference_loss(teacher, logits[:, :4], 2.0)
     assert losses["distillation"].item() == pytest.approx(expected, rel=1e-4)
-    expected = 2 / 6 * reference.cross_entropy(logits, labels.numpy()).mean()
+    expected = rest * reference.cross_entropy(logits, labels.numpy()).mean()
     assert losses["classification"].item() == pytest.approx(expected, rel=1e-4)
 
 
@@ -167,6 +186,42 @@ def test_held_out_images_are_never_trained_on(budget, monkeypatch):
     assert {row for rows in stored for row in rows[1::10]} <= trained["correction"]
     everything = set(range(len(learner.train)))
     assert trained["main"] == everything - set(first_held_out(learner, budget))
+
+
+def test_inclearn_holds_out_a_tenth_of_all_images(monkeypatch):
+    trained: dict[str, set[int]] = {"main": set(), "correction": set()}
+    learner = Learner(with_memory(tiny("bic", loss="inclearn"), Budget(per_class=12)), toy_images(per_class=30))
+
+    def noted(learner, rows, phase, generator):
+        trained[phase.name].update(rows.tolist())
+        return step_losses(learner, rows, phase, generator)
+
+    monkeypatch.setattr("ccfa.learning.optimisation.step_losses", noted)
+    for stage in STAGES:
+        learner.learn(stage)
+    held = {row for label in range(6) for row in learner.train.rows(label, label + 1)[1::10].tolist()}
+    assert len(held) == 18
+    assert trained["main"] == set(range(180)) - held
+    stored = {row for rows in rows_of(learner.memory.classes) for row in rows[1::10]}
+    assert len(stored) == 12  # 2 of 12, herded from 3
+    assert trained["correction"] == stored
+
+
+@pytest.mark.parametrize(("size", "memory"), [(50, 20), (50, 2), (25, 30), (3, 20), (1, 4)])
+def test_both_kinds_are_herded_apart(size, memory):
+    embeddings = torch.randn(size, 5, generator=torch.Generator().manual_seed(0))
+    (order,) = herd_apart([embeddings], memory, torch.Generator())
+    assert len(order) == len(set(order.tolist())) == min(size, memory)
+    for kind, candidates in zip(parted(order, len(order)), parted(torch.arange(size), size), strict=True):
+        picks = reference.herd(embeddings[candidates].double().numpy(), len(kind)) if len(kind) else []
+        assert candidates[picks].tolist() == kind.tolist()
+
+
+def test_each_loss_has_its_own_decay():
+    for options, expected in [({}, 0.1), ({"loss": "inclearn"}, 0.0), ({"correction_decay": 0.3}, 0.3)]:
+        assert bic(**options).phases(STAGES[1])[1].weight_decay == expected
+    with pytest.raises(UsageError, match=r"Unknown BiC loss 'inclern'. Did you mean 'inclearn'"):
+        bic(loss="inclern")
 
 
 def replace_memory(learner, stage):

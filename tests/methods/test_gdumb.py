@@ -11,6 +11,7 @@ from ccfa.methods import with_augmentation, with_image_augmentation
 from ccfa.methods.gdumb import gdumb, warm_restarts
 from ccfa.methods.selection import pick_first
 from ccfa.models import NormalisedLinearHead
+from ccfa.models.resnet import resnet32_gdumb
 from toys import STAGES, begun, learned, tiny, toy_images
 
 FIRST, LATER = Stage(0, 0, 50), Stage(1, 50, 60)
@@ -40,6 +41,7 @@ def test_published_setting():
         rates = [phase.lr * phase.schedule(epoch, phase.epochs) for epoch in range(phase.epochs)]
         assert rates == pytest.approx(published_rates(phase.epochs), rel=1e-12)
     assert method.memory.per_class == 20
+    assert method.backbone is resnet32_gdumb
     mix = method.image_augmentation
     assert isinstance(mix, CutMix)
     assert (mix.alpha, mix.probability, mix.in_first_stage) == (1, 0.5, True)
@@ -98,7 +100,7 @@ def test_head_normalises_its_logits_as_the_reference():
     mean, variance = head.norm.running_mean.numpy(), head.norm.running_var.numpy()
     assert mean == pytest.approx(0.1 * scores.mean(axis=0))
     assert variance == pytest.approx(0.9 + 0.1 * scores.var(axis=0, ddof=1))
-    assert head(features).detach().numpy() == pytest.approx((scores - mean) / (variance + 1e-5) ** 0.5, rel=1e-9)
+    assert head(features).detach().numpy() == pytest.approx((scores - mean) / (variance + 1e-6) ** 0.5, rel=1e-9)
 
 
 def test_head_starts_anew_as_it_grows_and_takes_a_single_row():

@@ -10,6 +10,7 @@ import reference_mixing as reference
 from ccfa.augmentation import CCFA, Samples
 from ccfa.errors import UsageError
 from ccfa.learning import Learner
+from ccfa.learning.step import step_losses
 from ccfa.methods import METHODS, Budget, with_augmentation, with_memory
 from ccfa.methods.il2a import il2a
 from ccfa.methods.method import Step
@@ -121,7 +122,7 @@ def test_images_that_only_fill_a_place_are_not_kept_in_place():
 
 
 @pytest.mark.parametrize("name", ["il2a", "pass"])
-def test_auxiliary_outputs_live_for_a_stage(name):
+def test_auxiliary_outputs_serve_training_only(name):
     method = tiny(name)
     learner = Learner(method, toy_images())
     widths = []
@@ -140,6 +141,44 @@ def test_auxiliary_outputs_live_for_a_stage(name):
         assert set(widths) == {stage.num_seen + method.auxiliary_classes(stage)}
         assert learner.network.head.num_classes == stage.num_seen
         assert len(learner.memory) == 0
+
+
+def test_turned_classes_come_back_with_the_next_stage():
+    learner = Learner(tiny("pass"), toy_images())
+    classes, turned = torch.empty(0, 65), torch.empty(0, 65)
+    for stage in STAGES:
+        learner.begin(stage)
+        outputs = learner.network.head.weights.detach().clone()
+        assert len(outputs) == 4 * stage.num_seen
+        assert torch.equal(outputs[: stage.num_old], classes)
+        assert torch.equal(outputs[len(outputs) - 3 * stage.num_old :], turned)
+        learner.optimise()
+        learner.conclude()
+        classes, turned = learner.network.head.weights.detach(), learner.network.head.kept
+        assert len(classes) == stage.num_seen
+        trained = torch.cat([classes, turned])
+        assert (trained != outputs).any(dim=1).all(), "all of them train on"
+
+
+def test_turned_classes_compete_in_the_classification():
+    """The loss as published, with output 4 c + t for class c turned t times, in NumPy."""
+    learner = begun(replace(tiny("pass"), transforms=PLAIN), STAGES[2])
+    learner.network.eval()
+    rows, head = learner.train.rows(4, 6), learner.network.head
+    losses = step_losses(learner, rows, learner.method.phases(STAGES[2])[0], learner.generator("step"))
+    images = PLAIN.test(learner.train.images[rows])
+    turned = torch.cat([torch.rot90(images, turns, (2, 3)) for turns in range(4)])
+    with torch.no_grad():
+        features = learner.network.backbone(turned).embedding.double().numpy()
+    place = {(label, 0): label for label in range(6)}
+    for stage in STAGES:
+        for label in range(stage.num_old, stage.num_seen):
+            first = 6 + 3 * (6 - stage.num_seen + label - stage.num_old)  # newest stage first
+            place |= {(label, turns): first + turns - 1 for turns in (1, 2, 3)}
+    outputs = head.weights.detach().double().numpy()[[place[label, turns] for label in range(6) for turns in range(4)]]
+    logits = 10 * (features @ outputs[:, :-1].T + outputs[:, -1])
+    labels = np.concatenate([4 * learner.train.labels[rows].numpy() + turns for turns in range(4)])
+    assert losses["classification"].item() == pytest.approx(reference.cross_entropy(logits, labels).mean(), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["il2a", "pass"])

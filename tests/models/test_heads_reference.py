@@ -1,10 +1,13 @@
 """The heads' scores against the NumPy reference, and how they grow."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 import reference
+from ccfa.models import KeepingLinearHead
 from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead
 
 DIM = 6
@@ -132,5 +135,10 @@ def test_initial_values_have_the_published_spread():
     weights = CosineHead(dim).initial(500, generator)
     assert weights.abs().max().item() <= 1 / 8
     assert weights.std().item() == pytest.approx(1 / 8 / np.sqrt(3), rel=0.01)
+    for rows in (head(dim).initial(500, generator) for head in (partial(LinearHead, uniform=True), KeepingLinearHead)):
+        assert rows.shape == (500, dim + 1)
+        assert rows.abs().max().item() <= 1 / 8
+        assert rows.std().item() == pytest.approx(1 / 8 / np.sqrt(3), rel=0.01)
+        assert rows[:, -1].std().item() == pytest.approx(1 / 8 / np.sqrt(3), rel=0.05)
     linear = LinearHead(dim).initial(500, generator)
     assert torch.equal(linear[:, -1], torch.zeros(500))

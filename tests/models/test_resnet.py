@@ -18,6 +18,7 @@ def num_parameters(module: nn.Module) -> int:
     [
         ("resnet32-podnet", 463_504),
         ("resnet32-ucir", 466_256),
+        ("resnet32-gdumb", 466_256),
         ("resnet18-podnet", 11_168_832),
         ("resnet18-il2a", 11_168_832),
         ("resnet18-ucir", 11_176_512),  # the usual ResNet-18's 11,689,512 less its classifier's 513,000
@@ -32,6 +33,7 @@ def test_published_numbers_of_parameters(name, expected):
     [
         ("resnet32-podnet", 32, [(16, 32), (32, 16), (64, 8), (64, 8)]),
         ("resnet32-ucir", 32, [(16, 32), (32, 16), (64, 8)]),
+        ("resnet32-gdumb", 32, [(16, 32), (32, 16), (64, 8)]),
         ("resnet18-podnet", 64, [(64, 32), (128, 16), (256, 8), (512, 4)]),  # half the side after the stem
         ("resnet18-ucir", 64, [(64, 16), (128, 8), (256, 4), (512, 2)]),
         ("resnet18-il2a", 32, [(64, 32), (128, 16), (256, 8), (512, 4)]),
@@ -73,6 +75,16 @@ def test_ucir_s_trunk_has_relu_everywhere_but_at_the_end():
     assert [bool((maps < 0).any()) for maps in features.maps] == [False, False, True]
 
 
+def test_gdumb_s_branches_end_in_relu_and_its_sums_do_not():
+    backbone = trained_once("resnet32-gdumb")
+    blocks = [module for module in backbone.modules() if isinstance(module, Block)]
+    assert all(block.relu_before_sum and not block.relu for block in blocks)
+    assert {module.eps for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)} == {1e-6}
+    features = backbone(torch.randn(4, 3, 32, 32))
+    assert all(maps.min() >= 0 for maps in features.maps)
+    assert features.embedding.min() > 0
+
+
 def test_il2a_s_resnet18_has_relu_after_every_sum():
     backbone = trained_once("resnet18-il2a")
     assert all(module.relu for module in backbone.modules() if isinstance(module, Block))
@@ -111,15 +123,16 @@ def test_pad_shortcut():
     np.testing.assert_array_equal(PadShortcut(3, 2)(x), expected)
 
 
+@pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("relu", [True, False])
-def test_block_is_the_sum_of_shortcut_and_branch(relu):
+def test_block_is_the_sum_of_shortcut_and_branch(relu, before):
     torch.manual_seed(0)
-    block = Block(4, 6, 2, "project", relu).eval()
+    block = Block(4, 6, 2, "project", relu, before).eval()
     x = torch.randn(2, 4, 6, 6)
     with torch.no_grad():
         branch = block.norm2(block.conv2(block.norm1(block.conv1(x)).clamp(min=0)))
         shortcut = block.shortcut[1](F.conv2d(x[:, :, ::2, ::2], block.shortcut[0].weight))
-        total = branch + shortcut
+        total = branch.clamp(min=0) + shortcut.clamp(min=0) if before else branch + shortcut
         torch.testing.assert_close(block(x), total.clamp(min=0) if relu else total)
 
 

@@ -110,7 +110,19 @@ def test_cka_has_a_line_with_and_one_without_ccfa_for_each_level(runs):
         stage, level = int(row["stage"]) - 1, int(row["level"]) - 1
         pair = [values[name][stage][level] for name in (names[:2] if row["name"] == "podnet" else names[2:])]
         assert float(row["mean"]) == pytest.approx(np.mean(pair), rel=1e-12)
-        assert (row["images"], row["seed"]) == ("50", "0")
+        assert (row["images"], row["seed"], row["estimator"]) == ("50", "0", "biased")
+
+
+def test_cka_says_which_estimator_it_shows(runs, tmp_path):
+    biased, unbiased = (
+        write_figure("cka", [runs / "plain-0"], tmp_path / name, Wish(num_images=50, estimator=name))
+        for name in ("biased", "unbiased")
+    )
+    assert "(biased estimator" in biased.caption
+    assert "(unbiased estimator" in unbiased.caption
+    assert {row["estimator"] for row in table(unbiased.paths[2])} == {"unbiased"}
+    for one, other in zip(table(biased.paths[2]), table(unbiased.paths[2]), strict=True):
+        assert float(other["mean"]) < float(one["mean"])
 
 
 def test_the_numbers_of_a_t_sne_say_what_it_depends_on(runs, tmp_path):

@@ -1,7 +1,7 @@
-"""Images of classes that exist for one stage only: IL2A's mixtures of two classes, PASS's rotations.
+"""Images of classes that exist for training only: IL2A's mixtures of two classes, PASS's rotations.
 
 Both leave a batch's own images in front and give those that follow the labels of auxiliary outputs, which come after
-the seen classes in the head and are dropped with the stage.
+the seen classes in the head while a stage trains.
 """
 
 from dataclasses import dataclass
@@ -64,8 +64,8 @@ class Rotations:
     in_first_stage: bool = True
 
     def num_classes(self, stage: Stage) -> int:
-        """Three a new class."""
-        return 3 * stage.num_new
+        """Three a seen class, those of the new classes first."""
+        return 3 * stage.num_seen
 
     def __call__(self, images: Tensor, labels: Tensor, stage: Stage, generator: Generator) -> MixedImages:
         """The images, followed by those turned once, twice and three times."""

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ccfa.augmentation.samples import Criterion
 from ccfa.losses.classification import cross_entropy, nca, nca_exclusive
-from ccfa.models import CosineHead, Head, LinearHead, LocalSimilarityHead
+from ccfa.models import CosineHead, Head, KeepingLinearHead, LinearHead, LocalSimilarityHead
 
 FeatureGradient = Callable[[Tensor, Tensor], Tensor]
 """(features, labels) -> gradient of the summed criterion with respect to the features."""
@@ -111,6 +111,7 @@ _CRITERIA: dict[Criterion, LogitGradient] = {
 }
 _HEADS: dict[type, Callable[..., Prepared]] = {
     LinearHead: _linear,
+    KeepingLinearHead: _linear,
     CosineHead: _cosine,
     LocalSimilarityHead: _local_similarity,
 }

@@ -4,11 +4,15 @@ CKA(X, Y) = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)), with HSIC(K, L) = tr(K H L
 K = X X' and L = Y Y' and the centring H = I - 11'/n (Kornblith, Norouzi, Lee & Hinton, ICML 2019). Maps are flattened
 as they do it: every channel at every position is a feature of its own.
 
+That HSIC is biased: with more features than images, independent features have a CKA far above 0, which falls as n
+grows. The unbiased HSIC (Song, Smola, Gretton, Bedo & Borgwardt, JMLR 2012) takes its place where asked for.
+
 It is computed in Gram form, exactly and over all n images together, because maps have more features than there are
 images: n x n numbers are kept, whatever the size of a map, and a map may come in parts.
 """
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,9 +23,12 @@ COLUMNS_AT_ONCE = 4096  # products of so many features are summed in float64
 ROWS_AT_ONCE = 1024
 
 
-def linear_cka(first: Tensor, second: Tensor) -> float:
+Estimator = Literal["biased", "unbiased"]
+
+
+def linear_cka(first: Tensor, second: Tensor, estimator: Estimator = "biased") -> float:
     """CKA of two sets of features (n, ...) of the same images; NaN where one of them is the same for all images."""
-    return aligned(gram(first), gram(second))
+    return aligned(*(centred(gram(features), estimator) for features in (first, second)))
 
 
 def gram(features: Tensor) -> Tensor:
@@ -37,6 +44,22 @@ def gram(features: Tensor) -> Tensor:
             total[start:stop, :stop] += columns[start:stop] @ columns[:stop].T
     total.tril_()
     return total.add_(total.tril(-1).T)
+
+
+def centred(matrix: Tensor, estimator: Estimator) -> Tensor:
+    """A Gram matrix as the estimator compares it: centred as it is or, without bias, off its diagonal alone.
+
+    With the diagonal set to 0, row sums s and their sum t, entries i != j become K_ij - (s_i + s_j) / (n - 2)
+    + t / ((n - 1) (n - 2)); the mean product of two such matrices is the unbiased HSIC.
+    """
+    if estimator == "biased":
+        return matrix
+    if (n := len(matrix)) < 4:
+        raise DataError(f"Unbiased CKA needs at least 4 images, got {n}.")
+    matrix = matrix.clone().fill_diagonal_(0)
+    sums = matrix.sum(dim=1)
+    matrix += sums.sum() / ((n - 1) * (n - 2)) - sums[:, None] / (n - 2) - sums / (n - 2)
+    return matrix.fill_diagonal_(0)
 
 
 def aligned(first: Tensor, second: Tensor) -> float:

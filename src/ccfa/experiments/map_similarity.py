@@ -8,8 +8,9 @@ import torch
 from numpy.random import RandomState
 from torch import Tensor
 
+from ccfa.data import Stage
 from ccfa.errors import UsageError
-from ccfa.evaluation.similarity import aligned, gram
+from ccfa.evaluation.similarity import Estimator, aligned, centred, gram
 from ccfa.experiments.analyses import learner_after, reopen
 from ccfa.experiments.rundir import RunDirectory
 from ccfa.learning import Learner
@@ -40,6 +41,7 @@ def map_similarities(
     device: torch.device | None = None,
     num_images: int = NUM_IMAGES,
     seed: int = 0,
+    estimator: Estimator = "biased",
 ) -> Similarities:
     """Linear CKA between the maps of the first and of each later stage's network, level by level.
 
@@ -52,11 +54,13 @@ def map_similarities(
     rows = resolved.test.rows(0, first.num_seen)
     rows = torch.from_numpy(RandomState(seed).permutation(rows.numpy())[:num_images]).sort().values
     images = resolved.test.images[rows].to(device)
-    before = list(level_grams(learner_after(first, directory, resolved, device), images))
-    values = []
-    for stage in later:
-        after = level_grams(learner_after(stage, directory, resolved, device), images)
-        values.append([aligned(*pair) for pair in zip(before, after, strict=True)])
+
+    def grams(stage: Stage) -> Iterator[Tensor]:
+        for matrix in level_grams(learner_after(stage, directory, resolved, device), images):
+            yield centred(matrix, estimator)
+
+    before = list(grams(first))
+    values = [[aligned(*pair) for pair in zip(before, grams(stage), strict=True)] for stage in later]
     return Similarities(values, len(images))
 
 

@@ -67,6 +67,11 @@ def softened_cross_entropy(previous: Tensor, current: Tensor, temperature: float
     return -(targets * (current / temperature).log_softmax(dim=1)).sum(dim=1).mean()
 
 
+def softened_sigmoids(previous: Tensor, current: Tensor, temperature: float) -> Tensor:
+    """inclearn's for BiC: binary cross-entropy of sigmoid(o/T) to sigmoid(o'/T), averaged over rows and old classes."""
+    return F.binary_cross_entropy_with_logits(current / temperature, (previous / temperature).sigmoid())
+
+
 def sigmoids_for_labels(previous: Tensor, current: Tensor, targets: Tensor, share: Tensor) -> Tensor:
     """iCaRL's: old classes' BCE to the previous sigmoids, less `share` of that to the labels; a sum a row."""
     distilled = F.binary_cross_entropy_with_logits(current, previous.sigmoid(), reduction="none")

@@ -1,16 +1,26 @@
 """BiC: Wu, Chen, Wang, Ye, Liu, Guo and Fu, "Large Scale Incremental Learning", CVPR 2019."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from ccfa.data import CIFAR100_UNJITTERED, Stage, Transforms
+from ccfa.errors import choose
 from ccfa.losses.classification import cross_entropy
-from ccfa.losses.distillation import softened_cross_entropy
+from ccfa.losses.distillation import softened_cross_entropy, softened_sigmoids
 from ccfa.methods.correction import all_but_correction, correction_alone, sgd_decaying_the_last
-from ccfa.methods.holding_out import held_out, herd_beside_held_out, not_held_out
-from ccfa.methods.method import Budget, Method, Phase, Step, Term
+from ccfa.methods.holding_out import (
+    held_out,
+    held_out_exemplars,
+    herd_apart,
+    herd_beside_held_out,
+    not_a_tenth,
+    not_held_out,
+)
+from ccfa.methods.method import Budget, ExemplarSelector, Method, Phase, RowSelector, Step, Term, always_one
 from ccfa.methods.parts import Phases, Steps, nothing_to_prepare, sgd
 from ccfa.models import CorrectedLinearHead
 from ccfa.models.resnet import backbone_named
@@ -28,15 +38,21 @@ def bic(
     temperature: float = 2.0,
     correction_epochs: int = 500,
     correction_lr: float = 0.1,
-    correction_decay: float = 0.1,
+    correction_decay: float | None = None,
     memory: int = 20,
+    loss: Literal["authors", "inclearn"] = "authors",
 ) -> Method:
-    """BiC with its authors' loss: distillation and cross-entropy, then a correction fitted on held-out exemplars."""
+    """BiC: distillation and cross-entropy, then a correction fitted on held-out exemplars.
+
+    `loss` follows its authors' code or that of PODNet's code base, which made the paper's row. `correction_decay` is
+    0.1 in the former and 0 in the latter unless given.
+    """
+    variant = choose("BiC loss", loss, VARIANTS)
     main = Phase(
         name="main",
         epochs=epochs,
         lr=lr,
-        rows=not_held_out,
+        rows=variant.training_rows,
         parameters=all_but_correction,
         optimiser=sgd,
         schedule=Steps(milestones),
@@ -48,10 +64,11 @@ def bic(
         name="correction",
         epochs=correction_epochs,
         lr=correction_lr,
-        rows=held_out,
+        rows=variant.correction_rows,
         parameters=correction_alone,
         optimiser=sgd_decaying_the_last,
-        weight_decay=correction_decay,  # the published penalty, correction_decay * gamma^2 / 2
+        # The authors' penalty, correction_decay * gamma^2 / 2.
+        weight_decay=variant.correction_decay if correction_decay is None else correction_decay,
         train_batch_norm=False,
         use_terms=False,
     )
@@ -63,11 +80,11 @@ def bic(
         criterion=cross_entropy,
         phases=Phases(first=(main,), later=(main, correction)),
         prepare=nothing_to_prepare,
-        terms=(partial(OldLogitDistillation, temperature),),
-        classification_weight=new_share,
+        terms=(partial(OldLogitDistillation, variant.distillation, variant.distillation_weight, temperature),),
+        classification_weight=variant.classification_weight,
         memory=Budget(per_class=memory),
         needs_memory=2,
-        select_exemplars=herd_beside_held_out,
+        select_exemplars=variant.select_exemplars,
     )
 
 
@@ -76,15 +93,49 @@ def new_share(stage: Stage) -> float:
     return stage.num_new / stage.num_seen
 
 
-class OldLogitDistillation(Term):
-    """lambda * distillation of the previous network's logits, corrected as it predicts; lambda = old / seen."""
+def old_share(stage: Stage) -> float:
+    """lambda = old / seen."""
+    return 1 - new_share(stage)
 
-    def __init__(self, temperature: float) -> None:
+
+class Variant(NamedTuple):
+    """The parts in which the two published codes differ."""
+
+    distillation: Callable[[Tensor, Tensor, float], Tensor]
+    distillation_weight: Callable[[Stage], float]
+    classification_weight: Callable[[Stage], float]
+    training_rows: RowSelector
+    correction_rows: RowSelector
+    select_exemplars: ExemplarSelector
+    correction_decay: float
+
+
+VARIANTS = {
+    "authors": Variant(
+        softened_cross_entropy, old_share, new_share, not_held_out, held_out, herd_beside_held_out, correction_decay=0.1
+    ),
+    "inclearn": Variant(
+        softened_sigmoids, always_one, always_one, not_a_tenth, held_out_exemplars, herd_apart, correction_decay=0.0
+    ),
+}
+
+
+class OldLogitDistillation(Term):
+    """weight(stage) * loss of the old classes' logits to the previous network's, corrected as it predicts."""
+
+    def __init__(
+        self,
+        loss: Callable[[Tensor, Tensor, float], Tensor],
+        weight: Callable[[Stage], float],
+        temperature: float,
+    ) -> None:
         super().__init__("distillation")
+        self.loss = loss
+        self.weight = weight
         self.temperature = temperature
 
     def forward(self, step: Step) -> Tensor:
         """The penalty on the old classes' logits."""
         logits = step.head(step.samples.features)[:, : step.stage.num_old]
         previous = step.previous_head(step.previous_head.embed(step.previous_features.embedding))
-        return (1 - new_share(step.stage)) * softened_cross_entropy(previous, logits, self.temperature)
+        return self.weight(step.stage) * self.loss(previous, logits, self.temperature)

@@ -16,7 +16,7 @@ from ccfa.models.resnet import backbone_named
 
 def gdumb(
     *,
-    backbone: str = "resnet32-podnet",
+    backbone: str = "resnet32-gdumb",
     transforms: Transforms = CIFAR100_UNJITTERED,
     epochs: int = 256,
     memory_epochs: int = 32,

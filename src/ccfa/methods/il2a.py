@@ -52,7 +52,7 @@ def il2a(
         name="il2a",
         transforms=transforms,
         backbone=backbone_named(backbone),
-        head=partial(LinearHead, temperature=temperature),
+        head=partial(LinearHead, temperature=temperature, uniform=True),
         criterion=cross_entropy,
         phases=Phases(first=(main,), later=(main,)),
         prepare=nothing_to_prepare,

@@ -190,7 +190,7 @@ class Method:
     shape_network: Callable[[Network, int], None] = same_shape  # into the structure it has at a stage, before prepare
     terms: tuple[Callable[[], Term], ...] = ()
     classification_weight: Callable[[Stage], float] = always_one  # on L_cls
-    auxiliary_classes: Callable[[Stage], int] = no_auxiliary_classes  # outputs that serve a stage's training only
+    auxiliary_classes: Callable[[Stage], int] = no_auxiliary_classes  # outputs that serve training only
     image_augmentation: ImageAugmentation | None = None
     feature_augmentations: tuple[FeatureAugmentation, ...] = ()
     memory: Budget = NOTHING

@@ -11,6 +11,7 @@ from ccfa.data import CIFAR100_PODNET, Transforms
 from ccfa.methods.il2a import il2a
 from ccfa.methods.method import Method, Step
 from ccfa.methods.prototypes import FeatureDistance, PrototypeTerm
+from ccfa.models import KeepingLinearHead
 
 
 def pass_(
@@ -45,6 +46,7 @@ def pass_(
             partial(FeatureDistance, lambda_distance),
             partial(PrototypeAugmentation, lambda_prototype, batch_size),
         ),
+        head=partial(KeepingLinearHead, temperature=temperature),
         auxiliary_classes=rotations.num_classes,
         image_augmentation=rotations,
     )
@@ -60,7 +62,7 @@ class PrototypeAugmentation(PrototypeTerm):
         self.register_buffer("radius", torch.zeros(()))
 
     def loss(self, classes: Tensor, step: Step) -> Tensor:
-        """Cross-entropy over all outputs, auxiliary ones included."""
+        """Cross-entropy over all outputs, those of turned classes included."""
         prototypes = self.prototypes[classes]
         noise = torch.randn(
             prototypes.shape, generator=step.generator, device=prototypes.device, dtype=prototypes.dtype

@@ -33,7 +33,7 @@ def herd(embeddings: Sequence[Tensor], num_exemplars: int, generator: Generator)
         for order, column in zip(chosen, torch.stack(picks, dim=1).tolist(), strict=True):
             order.update(dict.fromkeys(column))
     return [
-        torch.tensor(_filled(order, want, len(rows)), device=classes.device)
+        torch.tensor(_filled(order, want, len(rows)), dtype=torch.int64, device=classes.device)
         for order, want, rows in zip(chosen, wanted, embeddings, strict=True)
     ]
 

@@ -1,6 +1,6 @@
 """Backbones, heads, and the network they make together."""
 
-from ccfa.models.adjusted import CorrectedLinearHead, NormalisedLinearHead
+from ccfa.models.adjusted import CorrectedLinearHead, KeepingLinearHead, NormalisedLinearHead
 from ccfa.models.backbone import Backbone, Features
 from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead
 from ccfa.models.network import Network
@@ -13,6 +13,7 @@ __all__ = [
     "CosineHead",
     "Features",
     "Head",
+    "KeepingLinearHead",
     "LinearHead",
     "LocalSimilarityHead",
     "Network",

@@ -1,4 +1,4 @@
-"""Linear heads whose logits are adjusted: BiC's correction of the newest classes, GDumb's batch norm."""
+"""Linear heads with an addition: BiC's correction of the newest classes, GDumb's batch norm, PASS's turned classes."""
 
 import torch
 from torch import Generator, Tensor, nn
@@ -35,14 +35,16 @@ class CorrectedLinearHead(LinearHead):
 class NormalisedLinearHead(LinearHead):
     """GDumb's head: a linear map without bias and a batch norm over its logits, which starts anew as the head grows."""
 
+    eps = 1e-6
+
     def __init__(self, dim: int, relu: bool = False) -> None:
-        super().__init__(dim, bias=False, relu=relu)
-        self.norm = nn.BatchNorm1d(0)
+        super().__init__(dim, bias=False, relu=relu, uniform=True)
+        self.norm = nn.BatchNorm1d(0, self.eps)
 
     def grow(self, num_new: int, generator: Generator | None = None) -> None:
         """Add new classes; every class's statistics start anew."""
         super().grow(num_new, generator)
-        self.norm = nn.BatchNorm1d(self.num_classes).to(self.new)
+        self.norm = nn.BatchNorm1d(self.num_classes, self.eps).to(self.new)
 
     def similarities(self, features: Tensor) -> Tensor:
         """w_c . f, normalised over the batch in training."""
@@ -50,3 +52,24 @@ class NormalisedLinearHead(LinearHead):
         in_training = self.training and len(scores) > 1  # a single row has no spread
         statistics = norm.running_mean, norm.running_var
         return F.batch_norm(scores, *statistics, norm.weight, norm.bias, in_training, norm.momentum or 0.0, norm.eps)
+
+
+class KeepingLinearHead(LinearHead):
+    """PASS's head: auxiliary outputs leave the head with their stage, and come back as its last outputs in the next."""
+
+    kept: Tensor  # (auxiliary outputs, dim + 1), those of the newest classes first
+
+    def __init__(self, dim: int, temperature: float = 1.0) -> None:
+        super().__init__(dim, temperature=temperature, uniform=True)
+        self.register_buffer("kept", torch.empty(0, dim + 1))
+
+    def grow(self, num_new: int, generator: Generator | None = None) -> None:
+        """Add outputs, the last of which are those kept."""
+        super().grow(num_new, generator)
+        with torch.no_grad():
+            self.new[num_new - len(self.kept) :] = self.kept
+
+    def drop_auxiliary(self) -> None:
+        """Set the outputs that served training aside."""
+        self.kept = self.new.detach()[len(self.new) - self.num_auxiliary :].clone()
+        super().drop_auxiliary()

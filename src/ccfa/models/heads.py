@@ -23,7 +23,7 @@ class Head(nn.Module, ABC):
         self.old = nn.Parameter(torch.empty(0, *block))
         self.new = nn.Parameter(torch.empty(0, *block))
         self.scale = scale
-        self.num_auxiliary = 0  # of the last outputs: no classes, they serve one stage's training
+        self.num_auxiliary = 0  # of the last outputs: no classes, they serve training
 
     @property
     def num_classes(self) -> int:
@@ -66,15 +66,20 @@ class Head(nn.Module, ABC):
 class LinearHead(Head):
     """Inner products with class weights, plus a bias kept as the last column of each block."""
 
-    def __init__(self, dim: int, bias: bool = True, temperature: float = 1.0, relu: bool = False) -> None:
+    def __init__(
+        self, dim: int, bias: bool = True, temperature: float = 1.0, relu: bool = False, uniform: bool = False
+    ) -> None:
         if temperature <= 0:
             raise UsageError(f"A head's temperature must be positive, got {temperature}.")
         super().__init__(dim, (dim + 1,) if bias else (dim,), nn.Buffer(torch.tensor(1.0 / temperature)))
         self.bias = bias
         self.relu = relu
+        self.uniform = uniform
 
     def initial(self, num_new: int, generator: Generator | None) -> Tensor:
-        """Kaiming normal weights (std 1/sqrt(dim)) and zero biases."""
+        """Kaiming normal weights (std 1/sqrt(dim)) and zero biases, or both uniform in +-1/sqrt(dim), as nn.Linear."""
+        if self.uniform:
+            return (2 * torch.rand(num_new, *self.new.shape[1:], generator=generator) - 1) / math.sqrt(self.dim)
         weights = torch.randn(num_new, self.dim, generator=generator) / math.sqrt(self.dim)
         return F.pad(weights, (0, 1)) if self.bias else weights
 

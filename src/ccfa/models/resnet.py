@@ -23,7 +23,9 @@ class ResNet:
     stem: Literal["3x3", "3x3-pool", "7x7-pool"] = "3x3"
     shortcut: Literal["pad", "project"] = "pad"
     relu_after_sum: Literal["never", "first-of-level", "not-last", "always"] = "never"
+    relu_before_sum: bool = False  # at the end of each residual branch and projection
     zero_init_residual: bool = True  # the second batch norm of each block starts at 0
+    norm_eps: float = 1e-5  # of batch norms
 
     def __call__(self, channels: int = 3) -> Backbone:
         """The backbone for images of so many channels."""
@@ -34,24 +36,28 @@ class ResNet:
             for index in range(num_blocks):
                 is_last = level == len(self.widths) - 1 and index == num_blocks - 1
                 relu = {"never": False, "first-of-level": index == 0, "not-last": not is_last, "always": True}
-                modules.append(Block(width, out, stride if index == 0 else 1, self.shortcut, relu[self.relu_after_sum]))
+                relus = relu[self.relu_after_sum], self.relu_before_sum
+                modules.append(Block(width, out, stride if index == 0 else 1, self.shortcut, *relus))
                 width = out
             levels.append(nn.Sequential(*modules))
         backbone = Backbone(levels, width)
-        _initialise(backbone, self.zero_init_residual)
+        _initialise(backbone, self.zero_init_residual, self.norm_eps)
         return backbone
 
 
 class Block(nn.Module):
-    """conv - BN - ReLU - conv - BN, plus the shortcut, with or without a ReLU after the sum."""
+    """conv - BN - ReLU - conv - BN, plus the shortcut, with or without a ReLU after the sum or before it."""
 
-    def __init__(self, channels: int, out: int, stride: int, shortcut: str, relu: bool) -> None:
+    def __init__(
+        self, channels: int, out: int, stride: int, shortcut: str, relu: bool, relu_before_sum: bool = False
+    ) -> None:
         super().__init__()
         self.conv1 = Conv3x3(channels, out, stride)
         self.norm1 = nn.BatchNorm2d(out)
         self.conv2 = Conv3x3(out, out)
         self.norm2 = nn.BatchNorm2d(out)
         self.relu = relu
+        self.relu_before_sum = relu_before_sum
         self.shortcut: nn.Module
         if stride == 1 and channels == out:
             self.shortcut = nn.Identity()
@@ -59,12 +65,12 @@ class Block(nn.Module):
             self.shortcut = PadShortcut(out - channels, stride)
         else:
             conv = nn.Conv2d(channels, out, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(out))
+            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(out), *([nn.ReLU()] if relu_before_sum else []))
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's map."""
         residual = normalised(self.conv2, self.norm2, F.relu(normalised(self.conv1, self.norm1, x)))
-        total: Tensor = self.shortcut(x) + residual
+        total: Tensor = self.shortcut(x) + (F.relu(residual) if self.relu_before_sum else residual)
         return F.relu(total) if self.relu else total
 
 
@@ -90,11 +96,13 @@ def _stem(kind: str, channels: int, width: int) -> list[nn.Module]:
 
 
 @torch.no_grad()
-def _initialise(backbone: Backbone, zero_init_residual: bool) -> None:
+def _initialise(backbone: Backbone, zero_init_residual: bool, norm_eps: float) -> None:
     """Kaiming normal (fan out) for convolutions; batch norms start as the identity or, last in a block, at 0."""
     for module in backbone.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = norm_eps
     if zero_init_residual:
         for module in backbone.modules():
             if isinstance(module, Block):
@@ -111,6 +119,16 @@ resnet32_ucir = ResNet(
     shortcut="project",
     relu_after_sum="not-last",
     zero_init_residual=False,
+)
+# GDumb's: a ReLU ends every branch and none follows a sum, hence features without negative values. 466,256 parameters.
+resnet32_gdumb = ResNet(
+    (16, 32, 64),
+    (5, 5, 5),
+    (1, 2, 2),
+    shortcut="project",
+    relu_before_sum=True,
+    zero_init_residual=False,
+    norm_eps=1e-6,
 )
 # PODNet's ImageNet network, with a 3x3 stride-1 stem: 11,168,832 parameters.
 resnet18_podnet = ResNet(
@@ -146,6 +164,7 @@ small = ResNet((16, 32, 64), (1, 1, 1), (1, 2, 2))
 BACKBONES: dict[str, Callable[[int], Backbone]] = {
     "resnet32-podnet": resnet32_podnet,
     "resnet32-ucir": resnet32_ucir,
+    "resnet32-gdumb": resnet32_gdumb,
     "resnet18-podnet": resnet18_podnet,
     "resnet18-ucir": resnet18_ucir,
     "resnet18-il2a": resnet18_il2a,

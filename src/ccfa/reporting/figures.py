@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ccfa.errors import ResourceError, UsageError
+from ccfa.evaluation.similarity import Estimator
 from ccfa.experiments.files import write_atomically, write_table
 from ccfa.reporting.gathering import common_folder, gather
 from ccfa.reporting.sameness import Entry
@@ -20,6 +21,7 @@ class Wish(NamedTuple):
     device: torch.device = torch.device("cpu")
     num_images: int | None = None
     seed: int = 0
+    estimator: Estimator = "biased"  # of CKA
 
 
 NO_WISH = Wish()

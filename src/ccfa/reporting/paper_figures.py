@@ -16,6 +16,10 @@ from ccfa.reporting.sameness import Entry, hashed, identity, setting, without_cc
 from ccfa.reporting.values import Value
 
 SPREAD = " Lines are means over class orders and seeds, bands one sample standard deviation to either side."
+ESTIMATORS = {
+    "biased": "biased estimator; its level falls with the number of images",
+    "unbiased": "unbiased estimator; 0 for independent maps",
+}
 TITLES = dict(zip(KINDS, ("Memory features", "Augmented features", "Train-data features"), strict=True))
 
 
@@ -63,7 +67,7 @@ def _cka(entries: Sequence[Entry], wish: Wish) -> Drawn:
     comparison = _compared(entries)
     limit = wish.num_images or NUM_IMAGES
     measured = {
-        entry.path: map_similarities(_directory(entry), wish.data_dir, wish.device, limit, wish.seed)
+        entry.path: map_similarities(_directory(entry), wish.data_dir, wish.device, limit, wish.seed, wish.estimator)
         for line in comparison.lines
         for entry in line.entries
     }
@@ -79,15 +83,15 @@ def _cka(entries: Sequence[Entry], wish: Wish) -> Drawn:
     ]
     (num_images,) = {found.num_images for found in measured.values()}
     for row in rows:
-        row |= {"images": num_images, "seed": wish.seed}
+        row |= {"images": num_images, "seed": wish.seed, "estimator": wish.estimator}
     panels = [
         Panel(f"After level {level}", [_curve(line, rows, "stage", level=level) for line in comparison.lines])
         for level in dict.fromkeys(row["level"] for row in rows)
     ]
     caption = (
-        f"Linear CKA between the maps of the network after the first stage and after each later stage, "
-        f"{comparison.title}, on {num_images:,} test images of the first stage's classes. Maps are flattened: every "
-        f"channel at every position is a feature.{_spread(comparison.lines)}"
+        f"Linear CKA ({ESTIMATORS[wish.estimator]}) between the maps of the network after the first stage "
+        f"and after each later stage, {comparison.title}, on {num_images:,} test images of the first stage's "
+        f"classes. Maps are flattened: every channel at every position is a feature.{_spread(comparison.lines)}"
     )
     return Drawn(rendered(draw_curves(panels, "Stage", "CKA")), rows, caption, comparison.notes)
 
