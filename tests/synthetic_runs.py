@@ -8,8 +8,9 @@ import torch
 from ccfa.data import ImageSet, split
 from ccfa.evaluation import Report, accuracy_matrix, matrix_rows, overall_accuracies, summary
 from ccfa.experiments import Experiment, RunDirectory
+from ccfa.experiments.building import experiment_method
 from ccfa.experiments.environment import environment
-from ccfa.experiments.experiment import Resolved, experiment_method
+from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.files import write_atomically
 from ccfa.learning.acceleration import Acceleration
 

@@ -83,6 +83,8 @@ class Run(Setting):
     reuse: bool = False
     """Show the result of a finished run of this very experiment instead of running it again; continue one that is
     not finished."""
+    results: Path | None = None
+    """A folder such as results/ where the report of the finished run is kept as well, for `ccfa table`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +116,44 @@ class Sweep(Setting):
     """How many runs share the device."""
     out: Path = Path("runs/sweep")
     """Where the run directories go; finished ones found there are not run again, unfinished ones are continued."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Speed):
+    """Show the paper's tables, ours beside it; run what is missing."""
+
+    name: Positional[str] = ""
+    """main, memory, ...; `ccfa list tables` shows them. Without a name: how much of each is measured."""
+    rows: tuple[str, ...] = ()
+    """Only these rows, by method or by label, such as podnet or 'PODNet* + CCFA'."""
+    columns: tuple[str, ...] = ()
+    """Only these columns, such as '5 tasks'."""
+    results: Path = Path("results")
+    """The folder of the reports, one for each finished run."""
+    write: bool = False
+    """Write REPRODUCTION.md and the README's table anew, into the current folder."""
+    fill: bool = False
+    """Run what is missing, the most valuable first, and keep each report in the results."""
+    plan: bool = False
+    """Print what is missing, one command a line; each may be repeated, and goes on where it was."""
+    slurm: bool = False
+    """Submit what is missing as Slurm jobs; needs the extra `cluster`."""
+    minutes: float | None = None
+    """Stop filling after so many minutes, with exit code 75; repeat the command to go on. A Slurm job's time limit."""
+    at_once: int = 1
+    """How many runs share the device, or how many Slurm jobs run at a time."""
+    orders: int = 3
+    """On how many of the paper's three class orders each cell is run."""
+    checkpoint_minutes: float = 5.0
+    """Store a run whenever its last checkpoint is so old; finished stages always are."""
+    data_dir: Path | None = None
+    """Where CIFAR-100 is, or is downloaded to; else $CCFA_DATA."""
+    out: Path = Path("runs/tables")
+    """Where the run directories go; unfinished ones found there are continued."""
+    partition: str | None = None
+    """The Slurm partition."""
+    sbatch: tuple[str, ...] = ()
+    """Further options of Slurm's jobs as NAME=VALUE, such as account=vision."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +215,7 @@ Verb = (
     Annotated[Run, subcommand("run")]
     | Annotated[Resume, subcommand("resume")]
     | Annotated[Sweep, subcommand("sweep")]
+    | Annotated[Table, subcommand("table")]
     | Annotated[Compare, subcommand("compare")]
     | Annotated[Figure, subcommand("figure")]
     | Annotated[Page, subcommand("report")]

@@ -24,6 +24,7 @@ from ccfa.arguments import (
     Setting,
     Speed,
     Sweep,
+    Table,
     Training,
     Verb,
     gathered,
@@ -76,6 +77,8 @@ def main() -> None:
                 _resume(verb, console)
             case Sweep():
                 _sweep(verb, console)
+            case Table():
+                _table(verb, console)
             case Compare():
                 _compare(verb, console)
             case Figure():
@@ -132,6 +135,10 @@ def _run(verb: Run, console: "Console") -> None:
         make = RunDirectory.create_or_continue if verb.reuse else RunDirectory.create
         directory = make(path, resolved.config, environment(device, acceleration))
         report = run_shown(resolved, directory, device, acceleration, console, **_endurance(verb))
+    if verb.results:
+        from ccfa.experiments.ledger import store_result
+
+        store_result(report, verb.results)
     show_result(report, path, resolved, console)
 
 
@@ -178,6 +185,28 @@ def _sweep(verb: Sweep, console: "Console") -> None:
         axes=given_axes(verb.axis),
     )
     sweep_shown(plan, verb.out, verb.data_dir, *_speed(verb), console, at_once=verb.at_once, **_endurance(verb))
+
+
+def _table(verb: Table, console: "Console") -> None:
+    from ccfa.reporting.filling import Wanted, fill_shown, print_plan, show_tables, submit_jobs, write_pages
+
+    wanted = Wanted(verb.results, verb.name, verb.rows, verb.columns, verb.orders)
+    if verb.fill + verb.plan + verb.slurm + verb.write > 1:
+        raise UsageError("Choose one of --fill, --plan, --slurm and --write.")
+    if verb.write:
+        write_pages(wanted, console)
+    elif verb.plan:
+        print_plan(wanted, verb.out, verb.data_dir, verb.first_stages, console)
+    elif verb.slurm:
+        options = given_options(verb.sbatch)
+        jobs = {"partition": verb.partition, "at_once": verb.at_once, "options": options}
+        jobs |= {"minutes": round(verb.minutes)} if verb.minutes else {}
+        submit_jobs(wanted, verb.out, verb.data_dir, verb.first_stages, console, **jobs)
+    else:
+        if verb.fill:
+            asked = {name: getattr(verb, name) for name in ("at_once", "first_stages", "checkpoint_minutes", "minutes")}
+            fill_shown(wanted, verb.out, verb.data_dir, *_speed(verb), console, **asked)
+        show_tables(wanted, console)
 
 
 def _speed(verb: Speed) -> "tuple[torch.device, Acceleration]":

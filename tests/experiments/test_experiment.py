@@ -11,7 +11,8 @@ from ccfa.augmentation import CutMix
 from ccfa.data import DIGITS, FOLDER, load_parts, parse_scenario
 from ccfa.errors import DataError, ModelError, UsageError
 from ccfa.experiments import Experiment, build_method, resolve
-from ccfa.experiments.experiment import experiment_method, experiment_of
+from ccfa.experiments.building import experiment_method
+from ccfa.experiments.experiment import experiment_of
 from ccfa.experiments.presets import PRESETS, SCENARIOS, default_scenario, preset
 from ccfa.methods import METHODS
 from ccfa.models import BACKBONES

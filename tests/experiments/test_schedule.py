@@ -29,8 +29,7 @@ def jobs(folder, speed):
             stages=split(12, 2, 1),
             order=tuple(range(12)),
         )
-        directory = RunDirectory.create(folder / str(number), resolved.config, environment(CUDA, speed))
-        yield Job(resolved, directory, Silent())
+        yield Job(resolved, RunDirectory(folder / str(number)), Silent(), environment(CUDA, speed))
 
 
 @pytest.mark.gpu

@@ -53,7 +53,15 @@ def swept(plan, out, at_once=1, errors=None, **options):
         return watching[name]
 
     found = sweep(
-        plan, out, None, CPU, Acceleration(), at_once, FirstStages(out / ".first-stages"), audience, **options
+        plan.experiments(),
+        out,
+        None,
+        CPU,
+        Acceleration(),
+        at_once,
+        FirstStages(out / ".first-stages"),
+        audience,
+        **options,
     )
     return found, watching
 

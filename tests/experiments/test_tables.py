@@ -7,7 +7,8 @@ import pytest
 
 from ccfa.experiments import cells as conversions
 from ccfa.experiments import tables
-from ccfa.experiments.experiment import Experiment, experiment_method
+from ccfa.experiments.building import experiment_method
+from ccfa.experiments.experiment import Experiment
 from ccfa.experiments.options import schema
 from ccfa.experiments.tables import (
     PAPERS,

@@ -1,7 +1,8 @@
 import pytest
 
 from ccfa.augmentation import CCFA, MIXES
-from ccfa.experiments.experiment import Experiment, experiment_method
+from ccfa.experiments.building import experiment_method
+from ccfa.experiments.experiment import Experiment
 from ccfa.experiments.options import describe, schema
 from ccfa.methods import METHODS
 from ccfa.reporting.sameness import hashed, identity, names, without_ccfa

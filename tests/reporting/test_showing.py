@@ -67,7 +67,7 @@ def test_a_page_that_fails_hides_no_error(tmp_path, console, fail, monkeypatch):
 def test_no_page_is_written_where_another_process_is_at_work(tmp_path, console):
     resolved = toy_resolved()
     toy_run(tmp_path / "run", resolved)
-    job = Job(resolved, RunDirectory(tmp_path / "run"), Silent())
+    job = Job(resolved, RunDirectory(tmp_path / "run"), Silent(), {})
     with locked(tmp_path / "run"):
         show_end(Outcome(job, RunDirectory(tmp_path / "run").report(), None), console)
         with pytest.raises(LockedError):

@@ -1,6 +1,7 @@
 """Experiments: what to run, with which published values, and the directory a run leaves behind."""
 
-from ccfa.experiments.experiment import Experiment, build_method, resolve
+from ccfa.experiments.building import build_method
+from ccfa.experiments.experiment import Experiment, resolve
 from ccfa.experiments.rundir import RunDirectory
 from ccfa.experiments.running import run
 

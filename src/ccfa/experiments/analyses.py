@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ccfa.data import Stage
 from ccfa.errors import ModelError
+from ccfa.experiments.building import experiment_method
 from ccfa.experiments.differences import differences, two_columns
-from ccfa.experiments.experiment import Resolved, experiment_method, experiment_of, resolve
+from ccfa.experiments.experiment import Resolved, experiment_of, resolve
 from ccfa.experiments.rundir import RunDirectory
 from ccfa.experiments.weights import unpack
 from ccfa.learning import Learner

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ccfa.errors import ModelError, UsageError
-from ccfa.experiments.experiment import Experiment, build_method, experiment_method, experiment_of
+from ccfa.experiments.building import build_method, experiment_method
+from ccfa.experiments.experiment import Experiment, experiment_of
 from ccfa.experiments.options import describe
 from ccfa.experiments.presets import default_scenario
 

@@ -14,8 +14,9 @@ from ccfa.data import parse_scenario
 from ccfa.errors import ModelError, Notice
 from ccfa.evaluation import Report
 from ccfa.evaluation.report import mean_and_spread
+from ccfa.experiments.building import experiment_method
 from ccfa.experiments.cells import NUM_CLASSES, Cell, Setting, Table, experiment_for, setting_of
-from ccfa.experiments.experiment import Experiment, experiment_method, experiment_of
+from ccfa.experiments.experiment import Experiment, experiment_of
 from ccfa.experiments.files import write_atomically
 from ccfa.experiments.tables import TABLES
 from ccfa.experiments.workload import workload

@@ -7,7 +7,8 @@ from typing import Any, get_type_hints
 
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.errors import UsageError, choose, unknown
-from ccfa.experiments.experiment import Experiment, factory
+from ccfa.experiments.building import factory
+from ccfa.experiments.experiment import Experiment
 from ccfa.experiments.options import decode, schema
 from ccfa.methods import METHODS
 
@@ -82,7 +83,7 @@ def _options(experiment: Experiment) -> set[str]:
     """The names of all options of an experiment's method and of what is plugged into it."""
     options = set(schema(factory(experiment.method)))
     if experiment.ccfa:
-        options |= {f"ccfa.{name}" for name in schema(CCFA)}
+        options |= {f"ccfa.{phase}{name}" for phase in ("", "balanced.") for name in schema(CCFA)}
     if experiment.mix:
         options |= {f"mix.{name}" for name in schema(choose("mixing", experiment.mix, MIXES))}
     return options

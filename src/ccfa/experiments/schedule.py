@@ -49,14 +49,15 @@ def run_all(
 
     Runs differ from runs alone by nothing but the order in which the device works: each draws from its own generators.
     """
+    stopping = stop or Stop()
 
     def work(job: Job) -> Outcome:
         try:
-            if code := stop.asked():
+            if code := stopping.asked():
                 raise Stopped("Stopped before this run began.", code)
             RunDirectory.create_or_continue(job.directory.path, job.resolved.config, job.surroundings)
             with own_stream(device):
-                settings = device, acceleration, first_stages, stop, checkpoint_minutes
+                settings = device, acceleration, first_stages, stopping, checkpoint_minutes
                 report = run(job.resolved, job.directory, job.audience, *settings)
             outcome = Outcome(job, report, None)
         except Stopped as stopped:
@@ -71,7 +72,6 @@ def run_all(
 
     if at_once < 1:
         raise UsageError(f"At least one run must be at work at a time, got {at_once}.")
-    stop = stop or Stop()
     if at_once == 1:
         return [work(job) for job in jobs]
     with ThreadPoolExecutor(max_workers=at_once) as pool:
@@ -79,7 +79,7 @@ def run_all(
         try:
             return [future.result() for future in futures]
         except BaseException:  # tell the others
-            stop.code = stop.asked() or 130
+            stopping.code = stopping.asked() or 130
             pool.shutdown(cancel_futures=True)
             raise
 

@@ -1,7 +1,7 @@
-"""A sweep: the experiments of a plan, each a run of its own, on images that all of them share."""
+"""A sweep: experiments, each a run of its own, on images that all of them share."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,11 @@ import torch
 from ccfa.data import load_parts
 from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError
 from ccfa.evaluation import Report
+from ccfa.experiments.building import build_method, experiment_method
 from ccfa.experiments.environment import environment
-from ccfa.experiments.experiment import Resolved, build_method, experiment_method, resolve
+from ccfa.experiments.experiment import Experiment, Resolved, resolve
 from ccfa.experiments.first_stage import FirstStages
 from ccfa.experiments.lock import left_alone, locked
-from ccfa.experiments.plan import Plan
 from ccfa.experiments.recording import Audience
 from ccfa.experiments.rundir import RunDirectory
 from ccfa.experiments.running import CHECKPOINT_MINUTES
@@ -35,7 +35,7 @@ class Swept:
 
 
 def sweep(
-    plan: Plan,
+    experiments: Iterable[Experiment],
     out: Path,
     data_dir: Path | None,
     device: torch.device,
@@ -57,7 +57,7 @@ def sweep(
     reports: dict[str, Report | None] = {}  # in the plan's order; None until the run is finished
     refused: dict[str, str] = {}
     left: list[Resolved] = []
-    for experiment in plan.experiments():
+    for experiment in experiments:
         try:
             experiment_method(experiment)
         except UsageError as error:
@@ -74,7 +74,7 @@ def sweep(
     if left:
         suit_threads(left[0].train.images[0].numel())
         with _held(out):
-            surroundings = environment(device, acceleration)
+            surroundings = {**environment(device, acceleration), "at_once": at_once}
             jobs = [_job(resolved, out, surroundings, audience) for resolved in left]
             try:
                 outcomes = run_all(jobs, device, acceleration, at_once, first_stages, on_end, stop, checkpoint_minutes)
@@ -103,5 +103,5 @@ def _job(
     surroundings: dict[str, Any],
     audience: Callable[[Resolved, RunDirectory], Audience],
 ) -> Job:
-    directory = RunDirectory.create_or_continue(out / resolved.experiment.name, resolved.config, surroundings)
-    return Job(resolved, directory, audience(resolved, directory))
+    directory = RunDirectory(out / resolved.experiment.name)
+    return Job(resolved, directory, audience(resolved, directory), surroundings)

@@ -67,7 +67,7 @@ def sweep_shown(
     shared = FirstStages(first_stages or out / ".first-stages")
     with stoppable(max_minutes) as stop:
         swept = sweep(
-            plan,
+            plan.experiments(),
             out,
             data_dir,
             device,
@@ -89,7 +89,7 @@ def sweep_shown(
 
 def show_end(outcome: Outcome, console: Console) -> None:
     """Where a run's page is; and why it failed, if it did."""
-    (resolved, directory, _), error = outcome.job, outcome.error
+    (resolved, directory, *_), error = outcome.job, outcome.error
     if isinstance(error, CcfaError):
         console.print(f"{directory.path.name}: {error}", soft_wrap=True)
     if error:
