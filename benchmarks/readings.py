@@ -4,8 +4,8 @@
     python benchmarks/readings.py --only podnet ccfa full --seeds 1 2 3 --orders podnet-0 podnet-1
 
 L_cls is a mean over real rows and five augmented rows for each. Its weights are written (b, h, a): of the real rows'
-mean loss in the gradient of the backbone, of that in the gradient of the head, and of the mean over augmented rows in the
-latter. As printed in the paper they are (1/6, 1/6, 5/6). The backbone does not learn in the balanced phase.
+mean loss in the backbone's gradient, of the same in the head's gradient, and of the augmented rows' mean in the head's.
+As printed in the paper they are (1/6, 1/6, 5/6). The backbone does not learn in the balanced phase.
 """
 
 import argparse
