@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from ccfa.errors import UsageError
 from ccfa.models import BACKBONES
-from ccfa.models.resnet import Block, PadShortcut, ResNet, backbone_named
+from ccfa.models.resnet import Block, PadShortcut, RectifiedBlock, ResNet, backbone_named
 
 
 def num_parameters(module: nn.Module) -> int:
@@ -78,7 +78,7 @@ def test_ucir_s_trunk_has_relu_everywhere_but_at_the_end():
 def test_gdumb_s_branches_end_in_relu_and_its_sums_do_not():
     backbone = trained_once("resnet32-gdumb")
     blocks = [module for module in backbone.modules() if isinstance(module, Block)]
-    assert all(block.relu_before_sum and not block.relu for block in blocks)
+    assert all(isinstance(block, RectifiedBlock) and not block.relu for block in blocks)
     assert {module.eps for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)} == {1e-6}
     features = backbone(torch.randn(4, 3, 32, 32))
     assert all(maps.min() >= 0 for maps in features.maps)
@@ -123,16 +123,16 @@ def test_pad_shortcut():
     np.testing.assert_array_equal(PadShortcut(3, 2)(x), expected)
 
 
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("kind", [Block, RectifiedBlock])
 @pytest.mark.parametrize("relu", [True, False])
-def test_block_is_the_sum_of_shortcut_and_branch(relu, before):
+def test_block_is_the_sum_of_shortcut_and_branch(relu, kind):
     torch.manual_seed(0)
-    block = Block(4, 6, 2, "project", relu, before).eval()
+    block = kind(4, 6, 2, "project", relu).eval()
     x = torch.randn(2, 4, 6, 6)
     with torch.no_grad():
         branch = block.norm2(block.conv2(block.norm1(block.conv1(x)).clamp(min=0)))
         shortcut = block.shortcut[1](F.conv2d(x[:, :, ::2, ::2], block.shortcut[0].weight))
-        total = branch.clamp(min=0) + shortcut.clamp(min=0) if before else branch + shortcut
+        total = branch + shortcut if kind is Block else branch.clamp(min=0) + shortcut.clamp(min=0)
         torch.testing.assert_close(block(x), total.clamp(min=0) if relu else total)
 
 

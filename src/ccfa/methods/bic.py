@@ -80,7 +80,7 @@ def bic(
         criterion=cross_entropy,
         phases=Phases(first=(main,), later=(main, correction)),
         prepare=nothing_to_prepare,
-        terms=(partial(OldLogitDistillation, variant.distillation, variant.distillation_weight, temperature),),
+        terms=(partial(variant.distillation, temperature),),
         classification_weight=variant.classification_weight,
         memory=Budget(per_class=memory),
         needs_memory=2,
@@ -93,16 +93,36 @@ def new_share(stage: Stage) -> float:
     return stage.num_new / stage.num_seen
 
 
-def old_share(stage: Stage) -> float:
-    """lambda = old / seen."""
-    return 1 - new_share(stage)
+class OldLogitDistillation(Term):
+    """lambda * distillation of the previous network's logits, corrected as it predicts; lambda = old / seen."""
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__("distillation")
+        self.temperature = temperature
+
+    def forward(self, step: Step) -> Tensor:
+        """The penalty on the old classes' logits."""
+        logits = step.head(step.samples.features)[:, : step.stage.num_old]
+        previous = step.previous_head(step.previous_head.embed(step.previous_features.embedding))
+        return self.penalty(previous, logits, step.stage)
+
+    def penalty(self, previous: Tensor, logits: Tensor, stage: Stage) -> Tensor:
+        """By softmax cross-entropy."""
+        return (1 - new_share(stage)) * softened_cross_entropy(previous, logits, self.temperature)
+
+
+class OldSigmoidDistillation(OldLogitDistillation):
+    """The same by sigmoids, with a weight of 1."""
+
+    def penalty(self, previous: Tensor, logits: Tensor, stage: Stage) -> Tensor:
+        """By binary cross-entropy."""
+        return softened_sigmoids(previous, logits, self.temperature)
 
 
 class Variant(NamedTuple):
     """The parts in which the two published codes differ."""
 
-    distillation: Callable[[Tensor, Tensor, float], Tensor]
-    distillation_weight: Callable[[Stage], float]
+    distillation: Callable[[float], Term]
     classification_weight: Callable[[Stage], float]
     training_rows: RowSelector
     correction_rows: RowSelector
@@ -111,31 +131,6 @@ class Variant(NamedTuple):
 
 
 VARIANTS = {
-    "authors": Variant(
-        softened_cross_entropy, old_share, new_share, not_held_out, held_out, herd_beside_held_out, correction_decay=0.1
-    ),
-    "inclearn": Variant(
-        softened_sigmoids, always_one, always_one, not_a_tenth, held_out_exemplars, herd_apart, correction_decay=0.0
-    ),
+    "authors": Variant(OldLogitDistillation, new_share, not_held_out, held_out, herd_beside_held_out, 0.1),
+    "inclearn": Variant(OldSigmoidDistillation, always_one, not_a_tenth, held_out_exemplars, herd_apart, 0.0),
 }
-
-
-class OldLogitDistillation(Term):
-    """weight(stage) * loss of the old classes' logits to the previous network's, corrected as it predicts."""
-
-    def __init__(
-        self,
-        loss: Callable[[Tensor, Tensor, float], Tensor],
-        weight: Callable[[Stage], float],
-        temperature: float,
-    ) -> None:
-        super().__init__("distillation")
-        self.loss = loss
-        self.weight = weight
-        self.temperature = temperature
-
-    def forward(self, step: Step) -> Tensor:
-        """The penalty on the old classes' logits."""
-        logits = step.head(step.samples.features)[:, : step.stage.num_old]
-        previous = step.previous_head(step.previous_head.embed(step.previous_features.embedding))
-        return self.weight(step.stage) * self.loss(previous, logits, self.temperature)

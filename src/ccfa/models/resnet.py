@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,51 +13,16 @@ from ccfa.models.backbone import Backbone
 from ccfa.models.convolution import Conv3x3, normalised
 
 
-@dataclass(frozen=True)
-class ResNet:
-    """The options in which the published ResNets differ; calling it builds the backbone."""
-
-    widths: tuple[int, ...]  # channels of each level
-    blocks: tuple[int, ...]  # residual blocks of each level
-    strides: tuple[int, ...]  # of the first block of each level
-    stem: Literal["3x3", "3x3-pool", "7x7-pool"] = "3x3"
-    shortcut: Literal["pad", "project"] = "pad"
-    relu_after_sum: Literal["never", "first-of-level", "not-last", "always"] = "never"
-    relu_before_sum: bool = False  # at the end of each residual branch and projection
-    zero_init_residual: bool = True  # the second batch norm of each block starts at 0
-    norm_eps: float = 1e-5  # of batch norms
-
-    def __call__(self, channels: int = 3) -> Backbone:
-        """The backbone for images of so many channels."""
-        levels: list[nn.Module] = []
-        width = self.widths[0]
-        for level, (out, num_blocks, stride) in enumerate(zip(self.widths, self.blocks, self.strides, strict=True)):
-            modules: list[nn.Module] = _stem(self.stem, channels, width) if level == 0 else []
-            for index in range(num_blocks):
-                is_last = level == len(self.widths) - 1 and index == num_blocks - 1
-                relu = {"never": False, "first-of-level": index == 0, "not-last": not is_last, "always": True}
-                relus = relu[self.relu_after_sum], self.relu_before_sum
-                modules.append(Block(width, out, stride if index == 0 else 1, self.shortcut, *relus))
-                width = out
-            levels.append(nn.Sequential(*modules))
-        backbone = Backbone(levels, width)
-        _initialise(backbone, self.zero_init_residual, self.norm_eps)
-        return backbone
-
-
 class Block(nn.Module):
-    """conv - BN - ReLU - conv - BN, plus the shortcut, with or without a ReLU after the sum or before it."""
+    """conv - BN - ReLU - conv - BN, plus the shortcut, with or without a ReLU after the sum."""
 
-    def __init__(
-        self, channels: int, out: int, stride: int, shortcut: str, relu: bool, relu_before_sum: bool = False
-    ) -> None:
+    def __init__(self, channels: int, out: int, stride: int, shortcut: str, relu: bool) -> None:
         super().__init__()
         self.conv1 = Conv3x3(channels, out, stride)
         self.norm1 = nn.BatchNorm2d(out)
         self.conv2 = Conv3x3(out, out)
         self.norm2 = nn.BatchNorm2d(out)
         self.relu = relu
-        self.relu_before_sum = relu_before_sum
         self.shortcut: nn.Module
         if stride == 1 and channels == out:
             self.shortcut = nn.Identity()
@@ -65,13 +30,29 @@ class Block(nn.Module):
             self.shortcut = PadShortcut(out - channels, stride)
         else:
             conv = nn.Conv2d(channels, out, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(out), *([nn.ReLU()] if relu_before_sum else []))
+            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(out))
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's map."""
-        residual = normalised(self.conv2, self.norm2, F.relu(normalised(self.conv1, self.norm1, x)))
-        total: Tensor = self.shortcut(x) + (F.relu(residual) if self.relu_before_sum else residual)
+        total: Tensor = self.shortcut(x) + self.residual(x)
         return F.relu(total) if self.relu else total
+
+    def residual(self, x: Tensor) -> Tensor:
+        """What is added to the shortcut."""
+        return normalised(self.conv2, self.norm2, F.relu(normalised(self.conv1, self.norm1, x)))
+
+
+class RectifiedBlock(Block):
+    """GDumb's: conv - BN - ReLU twice, plus the shortcut, a projection ending in a ReLU too."""
+
+    def __init__(self, channels: int, out: int, stride: int, shortcut: str, relu: bool) -> None:
+        super().__init__(channels, out, stride, shortcut, relu)
+        if isinstance(self.shortcut, nn.Sequential):
+            self.shortcut.append(nn.ReLU())
+
+    def residual(self, x: Tensor) -> Tensor:
+        """What is added to the shortcut, without negative values."""
+        return F.relu(super().residual(x))
 
 
 class PadShortcut(nn.Module):
@@ -85,6 +66,46 @@ class PadShortcut(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The subsampled, widened map."""
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
+
+
+@dataclass(frozen=True)
+class ResNet:
+    """The options in which the published ResNets differ; calling it builds the backbone."""
+
+    widths: tuple[int, ...]  # channels of each level
+    blocks: tuple[int, ...]  # residual blocks of each level
+    strides: tuple[int, ...]  # of the first block of each level
+    stem: Literal["3x3", "3x3-pool", "7x7-pool"] = "3x3"
+    shortcut: Literal["pad", "project"] = "pad"
+    relu_after_sum: Literal["never", "first-of-level", "not-last", "always"] = "never"
+    zero_init_residual: bool = True  # the second batch norm of each block starts at 0
+
+    block: ClassVar[type[Block]] = Block
+    norm_eps: ClassVar[float] = 1e-5
+
+    def __call__(self, channels: int = 3) -> Backbone:
+        """The backbone for images of so many channels."""
+        levels: list[nn.Module] = []
+        width = self.widths[0]
+        for level, (out, num_blocks, stride) in enumerate(zip(self.widths, self.blocks, self.strides, strict=True)):
+            modules: list[nn.Module] = _stem(self.stem, channels, width) if level == 0 else []
+            for index in range(num_blocks):
+                is_last = level == len(self.widths) - 1 and index == num_blocks - 1
+                relu = {"never": False, "first-of-level": index == 0, "not-last": not is_last, "always": True}
+                arguments = width, out, stride if index == 0 else 1, self.shortcut, relu[self.relu_after_sum]
+                modules.append(self.block(*arguments))
+                width = out
+            levels.append(nn.Sequential(*modules))
+        backbone = Backbone(levels, width)
+        _initialise(backbone, self.zero_init_residual, self.norm_eps)
+        return backbone
+
+
+class RectifiedResNet(ResNet):
+    """The same made of rectified blocks."""
+
+    block = RectifiedBlock
+    norm_eps = 1e-6
 
 
 def _stem(kind: str, channels: int, width: int) -> list[nn.Module]:
@@ -121,15 +142,7 @@ resnet32_ucir = ResNet(
     zero_init_residual=False,
 )
 # GDumb's: a ReLU ends every branch and none follows a sum, hence features without negative values. 466,256 parameters.
-resnet32_gdumb = ResNet(
-    (16, 32, 64),
-    (5, 5, 5),
-    (1, 2, 2),
-    shortcut="project",
-    relu_before_sum=True,
-    zero_init_residual=False,
-    norm_eps=1e-6,
-)
+resnet32_gdumb = RectifiedResNet((16, 32, 64), (5, 5, 5), (1, 2, 2), shortcut="project", zero_init_residual=False)
 # PODNet's ImageNet network, with a 3x3 stride-1 stem: 11,168,832 parameters.
 resnet18_podnet = ResNet(
     (64, 128, 256, 512),
