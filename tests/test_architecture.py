@@ -20,9 +20,10 @@ def test_there_is_one_backward():
     assert names(calls) == ["learning/optimisation.py"]
 
 
-def test_only_acceleration_and_the_doctor_know_cuda():
+def test_only_acceleration_streams_and_the_doctor_know_cuda():
     assert names(path for path in FILES if "torch.cuda" in path.read_text(encoding="utf-8")) == [
         "learning/acceleration.py",
+        "learning/streams.py",
         "reporting/doctor.py",
     ]
 

@@ -185,6 +185,8 @@ class Figure:
     """At most so many: training images and augmented features for tsne (1,000), test images for cka (5,000)."""
     seed: int = 0
     """Seed of what is drawn at random."""
+    estimator: Literal["biased", "unbiased"] = "biased"
+    """Of cka: biased values depend on the number of images and compare at equal numbers only."""
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,7 @@ def _figure(verb: Figure, console: "Console") -> None:
     from ccfa.learning.acceleration import pick_device
     from ccfa.reporting.figures import Wish, write_figure
 
-    wish = Wish(verb.data_dir, pick_device(verb.device), verb.images, verb.seed)
+    wish = Wish(verb.data_dir, pick_device(verb.device), verb.images, verb.seed, verb.estimator)
     with console.status("Looking at the runs; networks of many stages take minutes on a CPU."):
         written = write_figure(verb.kind, verb.runs, verb.out, wish)
     for line in written.lines:

@@ -38,7 +38,9 @@ def test_the_commit_of_a_checkout_around_an_installed_package_is_not_ours(tmp_pa
 
 def test_without_git_the_commit_is_unknown(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CCFA_COMMIT", raising=False)
     assert environment(CPU, Acceleration())["commit"] == "unknown"
+
+
+def test_a_commit_that_is_told_comes_first(monkeypatch):
     monkeypatch.setenv("CCFA_COMMIT", "0123456789ab")
     assert environment(CPU, Acceleration())["commit"] == "0123456789ab"

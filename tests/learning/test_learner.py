@@ -10,9 +10,9 @@ from ccfa.augmentation import CCFA
 from ccfa.data import Stage, Transforms
 from ccfa.errors import CcfaError, DivergedError, UsageError
 from ccfa.learning import Learner
-from ccfa.learning.acceleration import own_stream
 from ccfa.learning.optimisation import optimise
 from ccfa.learning.step import step_losses
+from ccfa.learning.streams import own_stream
 from ccfa.methods import Budget, with_augmentation
 from ccfa.methods.selection import herd
 from toys import STAGES, TOY, Recorder, begun, learned, rows_of, tiny, toy_images

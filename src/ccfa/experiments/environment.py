@@ -33,14 +33,16 @@ def environment(device: torch.device, acceleration: Acceleration) -> dict[str, A
 def _commit() -> str:
     """The commit of the source, where the package runs from a checkout; `+` marks uncommitted changes.
 
-    A copy of a checkout without its history may be told it, as CCFA_COMMIT.
+    CCFA_COMMIT comes before it, for copies of a checkout that have no history or another one.
     """
+    if told := os.environ.get("CCFA_COMMIT"):
+        return told
     try:
         # Installed inside somebody else's checkout, this file is not tracked, and their commit says nothing about us.
         _git("ls-files", "--error-unmatch", Path(__file__).name)
         return _git("describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("CCFA_COMMIT", "unknown")
+        return "unknown"
 
 
 def _git(*arguments: str) -> str:
