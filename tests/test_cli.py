@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 
 import ccfa
-from ccfa.arguments import gathered, given_axes
 from ccfa.experiments import RunDirectory
 from ccfa.methods import METHODS
+from ccfa.words import gathered, given_axes
 from commands import ASCII, COMMAND, command, contents, environment
 
 SHORT = ("--set", "epochs=1", "balanced_epochs=1")

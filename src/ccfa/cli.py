@@ -27,11 +27,9 @@ from ccfa.arguments import (
     Table,
     Training,
     Verb,
-    gathered,
-    given_axes,
-    given_options,
 )
 from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line
+from ccfa.words import gathered, given_axes, given_options
 
 if TYPE_CHECKING:
     import torch
@@ -70,25 +68,18 @@ def main() -> None:
             from ccfa.reporting.showing import require_ready
 
             require_ready(**_endurance(verb))
-        match verb:
-            case Run():
-                _run(verb, console)
-            case Resume():
-                _resume(verb, console)
-            case Sweep():
-                _sweep(verb, console)
-            case Table():
-                _table(verb, console)
-            case Compare():
-                _compare(verb, console)
-            case Figure():
-                _figure(verb, console)
-            case Page():
-                _report(verb, console)
-            case List():
-                _list(verb, console)
-            case Doctor():
-                _doctor(verb, console)
+        verbs: dict[type, Any] = {
+            Run: _run,
+            Resume: _resume,
+            Sweep: _sweep,
+            Table: _table,
+            Compare: _compare,
+            Figure: _figure,
+            Page: _report,
+            List: _list,
+            Doctor: _doctor,
+        }
+        verbs[type(verb)](verb, console)
     except CcfaError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -119,6 +110,7 @@ def _terminate(number: int, frame: object) -> None:
 def _run(verb: Run, console: "Console") -> None:
     from ccfa.experiments import RunDirectory, resolve
     from ccfa.experiments.environment import environment
+    from ccfa.experiments.ledger import store_result
     from ccfa.learning.acceleration import suit_threads
     from ccfa.reporting.showing import run_shown, show_result
 
@@ -136,8 +128,6 @@ def _run(verb: Run, console: "Console") -> None:
         directory = make(path, resolved.config, environment(device, acceleration))
         report = run_shown(resolved, directory, device, acceleration, console, **_endurance(verb))
     if verb.results:
-        from ccfa.experiments.ledger import store_result
-
         store_result(report, verb.results)
     show_result(report, path, resolved, console)
 
@@ -190,22 +180,18 @@ def _sweep(verb: Sweep, console: "Console") -> None:
 def _table(verb: Table, console: "Console") -> None:
     from ccfa.reporting.filling import Wanted, fill_shown, print_plan, show_tables, submit_jobs, write_pages
 
-    wanted = Wanted(verb.results, verb.name, verb.rows, verb.columns, verb.orders)
     if verb.fill + verb.plan + verb.slurm + verb.write > 1:
         raise UsageError("Choose one of --fill, --plan, --slurm and --write.")
+    wanted = Wanted(**{field.name: getattr(verb, field.name) for field in fields(Wanted)})
     if verb.write:
         write_pages(wanted, console)
     elif verb.plan:
-        print_plan(wanted, verb.out, verb.data_dir, verb.first_stages, console)
+        print_plan(wanted, console)
     elif verb.slurm:
-        options = given_options(verb.sbatch)
-        jobs = {"partition": verb.partition, "at_once": verb.at_once, "options": options}
-        jobs |= {"minutes": round(verb.minutes)} if verb.minutes else {}
-        submit_jobs(wanted, verb.out, verb.data_dir, verb.first_stages, console, **jobs)
+        submit_jobs(wanted, console, verb.partition, verb.minutes, verb.at_once, given_options(verb.sbatch))
     else:
         if verb.fill:
-            asked = {name: getattr(verb, name) for name in ("at_once", "first_stages", "checkpoint_minutes", "minutes")}
-            fill_shown(wanted, verb.out, verb.data_dir, *_speed(verb), console, **asked)
+            fill_shown(wanted, *_speed(verb), console, verb.at_once, verb.checkpoint_minutes, verb.minutes)
         show_tables(wanted, console)
 
 

@@ -182,7 +182,9 @@ class RunDirectory:
                 os.truncate(path, length)
 
     def sweep(self) -> None:
-        """Remove what a writer that was killed left behind."""
+        """Remove what a writer that was killed left behind, and make the folders that were not carried along."""
+        for name in FOLDERS:
+            (self.path / name).mkdir(exist_ok=True)
         for folder in (self.path, *(self.path / name for name in FOLDERS)):
             for left_over in folder.glob(".*.tmp"):
                 left_over.unlink(missing_ok=True)

@@ -1,10 +1,9 @@
 """Filling the paper's tables: what is missing is run here, printed as commands, or submitted to a cluster."""
 
 import shlex
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -13,7 +12,7 @@ from ccfa.errors import CcfaError, Stopped, UsageError
 from ccfa.experiments.cells import Cell
 from ccfa.experiments.experiment import Experiment
 from ccfa.experiments.first_stage import FirstStages
-from ccfa.experiments.ledger import ORDERS, Result, left_to_run, read_results, store_result
+from ccfa.experiments.ledger import ORDERS, left_to_run, read_results, store_result
 from ccfa.experiments.schedule import Outcome
 from ccfa.experiments.stopping import stoppable
 from ccfa.experiments.sweep import sweep
@@ -21,32 +20,32 @@ from ccfa.experiments.tables import cells
 from ccfa.learning.acceleration import Acceleration
 from ccfa.reporting.paper_tables import LEGEND, overview_screen, selected, table_screen
 from ccfa.reporting.reproduction import write_reproduction
+from ccfa.reporting.showing import require_ready
 from ccfa.reporting.sweeps import StageLines, failure
 from ccfa.reporting.values import counted
 
+SLURM_MINUTES = 240  # of a job, unless asked otherwise
 MARGIN = 0.25  # minutes kept for saving what runs when the time is up
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which cells are asked for, and where their reports are; no name means every table."""
+    """Which cells are asked for, and where everything is; no name means every table."""
 
-    folder: Path
     name: str = ""
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
-    num_orders: int = len(ORDERS)
+    orders: int = len(ORDERS)
+    results: Path = Path("results")
+    out: Path = Path("runs/tables")
+    first_stages: Path | None = None
+    data_dir: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.name and (self.rows or self.columns):
             raise UsageError("Name a table whose rows or columns you want, for example: ccfa table main --rows podnet")
-        if not 1 <= self.num_orders <= len(ORDERS):
-            raise UsageError(f"--orders must be from 1 to {len(ORDERS)}, got {self.num_orders}.")
-
-    @cached_property
-    def results(self) -> list[Result]:
-        """The finished runs."""
-        return read_results(self.folder)
+        if not 1 <= self.orders <= len(ORDERS):
+            raise UsageError(f"--orders must be from 1 to {len(ORDERS)}, got {self.orders}.")
 
     def cells(self) -> list[Cell]:
         """The cells that are asked for."""
@@ -57,14 +56,19 @@ class Wanted:
 
     def left(self) -> list[Experiment]:
         """The runs that are missing, the most valuable first."""
-        return left_to_run(self.cells(), self.results, self.num_orders)
+        return left_to_run(self.cells(), read_results(self.results), self.orders)
+
+    @property
+    def shared_stages(self) -> Path:
+        """Where first stages are kept for all runs."""
+        return self.first_stages or self.out / ".first-stages"
 
 
 def show_tables(wanted: Wanted, console: Console) -> None:
     """One table with our values beside the paper's, or an overview of all."""
-    results = read_results(wanted.folder)
+    results = read_results(wanted.results)
     if not results:
-        console.print(f"There are no reports of finished runs in {wanted.folder}.", soft_wrap=True)
+        console.print(f"There are no reports of finished runs in {wanted.results}.", soft_wrap=True)
     if not wanted.name:
         console.print(overview_screen(results))
         return
@@ -74,62 +78,65 @@ def show_tables(wanted: Wanted, console: Console) -> None:
 
 def write_pages(wanted: Wanted, console: Console) -> None:
     """Write REPRODUCTION.md and the README's table from the reports."""
-    for path in write_reproduction(wanted.results, Path.cwd()):
+    for path in write_reproduction(read_results(wanted.results), Path.cwd()):
         console.print(f"Written: {path}", soft_wrap=True)
 
 
-def commands(wanted: Wanted, out: Path, data_dir: Path | None, first_stages: Path | None) -> list[list[str]]:
+def commands(wanted: Wanted) -> list[list[str]]:
     """The runs that are missing, each as a command that goes on where it was and does nothing once it is done."""
-    shared = ["--first-stages", str(first_stages or out / ".first-stages"), "--results", str(wanted.folder)]
-    shared += ["--data-dir", str(data_dir)] if data_dir else []
+    shared = ["--first-stages", str(wanted.shared_stages), "--results", str(wanted.results)]
+    shared += ["--data-dir", str(wanted.data_dir)] if wanted.data_dir else []
 
     def command(experiment: Experiment) -> list[str]:
         method, *options = experiment.arguments()
-        return ["ccfa", "run", method, "--out", str(out / experiment.name), "--reuse", *shared, *options]
+        return ["ccfa", "run", method, "--out", str(wanted.out / experiment.name), "--reuse", *shared, *options]
 
     return [command(experiment) for experiment in wanted.left()]
 
 
-def print_plan(wanted: Wanted, out: Path, data_dir: Path | None, first_stages: Path | None, console: Console) -> None:
-    """One command a line, for any queue."""
-    for words in commands(wanted, out, data_dir, first_stages):
+def print_plan(wanted: Wanted, console: Console) -> None:
+    """One command per line, for any queue."""
+    for words in commands(wanted):
         console.print(shlex.join(words), soft_wrap=True, markup=False, highlight=False)
 
 
 def submit_jobs(
-    wanted: Wanted, out: Path, data_dir: Path | None, first_stages: Path | None, console: Console, **jobs: Any
+    wanted: Wanted,
+    console: Console,
+    partition: str | None,
+    minutes: float | None,
+    at_once: int,
+    options: Mapping[str, str],
 ) -> None:
-    """Submit what is missing to Slurm, one job a run."""
+    """Submit what is missing to Slurm, one job per run."""
     from ccfa.experiments.cluster import submit
 
-    folder = out / "slurm"
-    submitted = submit(commands(wanted, out, data_dir, first_stages), folder, **jobs)
-    console.print(f"{counted(len(submitted), 'job')} submitted; their logs are in {folder}.", soft_wrap=True)
-    for job in submitted:
-        console.print(str(job.job_id))
+    folder = wanted.out / "slurm"
+    limit = SLURM_MINUTES if minutes is None else round(minutes)
+    jobs = submit(commands(wanted), folder, partition=partition, minutes=limit, at_once=at_once, options=options)
+    console.print(f"{counted(len(jobs), 'job')} submitted; their logs are in {folder}.", soft_wrap=True)
+    for job in jobs:
+        console.print(job.job_id)
 
 
 def fill_shown(
     wanted: Wanted,
-    out: Path,
-    data_dir: Path | None,
     device: torch.device,
     acceleration: Acceleration,
     console: Console,
-    *,
     at_once: int,
-    first_stages: Path | None,
     checkpoint_minutes: float,
     minutes: float | None,
 ) -> None:
     """Run what is missing and keep the report of each run that finishes; an error at the end if some run failed."""
+    require_ready(wanted.first_stages, checkpoint_minutes, minutes, tensorboard=False)
     experiments = wanted.left()
     console.print(f"{counted(len(experiments), 'run')} missing.")
 
     def on_end(outcome: Outcome) -> None:
         name = outcome.job.directory.path.name
         if outcome.report:
-            path = store_result(outcome.report, wanted.folder)
+            path = store_result(outcome.report, wanted.results)
             average = outcome.report.own_metrics["average_incremental_accuracy"]
             console.print(f"{name}  average {average:.2%}  {path}", soft_wrap=True)
         elif isinstance(outcome.error, CcfaError):
@@ -140,21 +147,21 @@ def fill_shown(
         try:
             swept = sweep(
                 experiments,
-                out,
-                data_dir,
+                wanted.out,
+                wanted.data_dir,
                 device,
                 acceleration,
                 at_once,
-                FirstStages(first_stages or out / ".first-stages"),
+                FirstStages(wanted.shared_stages),
                 lambda resolved, run: StageLines(resolved, console),
                 on_end,
                 stop,
                 checkpoint_minutes,
             )
         except Stopped as stopped:
-            left = counted(len(replace(wanted).left()), "run")  # what has finished since does not count
-            raise Stopped(f"{stopped} {left} left.", stopped.exit_code) from stopped
-    for report in swept.reports.values():
-        store_result(report, wanted.folder)
+            left = counted(len(wanted.left()), "run")
+            raise Stopped(f"{stopped} {left} missing still.", stopped.exit_code) from stopped
+    for report in swept.reports.values():  # also of runs that finished before, but whose report was not kept
+        store_result(report, wanted.results)
     if swept.errors:
         raise failure(swept.errors)

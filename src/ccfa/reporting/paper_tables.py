@@ -14,8 +14,8 @@ from ccfa.methods import METHODS
 from ccfa.reporting.values import Value
 
 LEGEND = (
-    "ours: mean ± standard deviation over class orders (number of runs), and the difference from the paper. "
-    "~: what the missing runs would cost on one H200 that eight runs share."
+    "In each cell: the paper's value; ours, as mean ± standard deviation over class orders; the difference and, in "
+    "brackets, our number of runs; what the missing runs would cost on one H200 that eight runs share."
 )
 
 
@@ -47,13 +47,13 @@ def selected(name: str, rows: Sequence[str] = (), columns: Sequence[str] = ()) -
 def table_screen(table: Table, results: Sequence[Result]) -> Screen:
     """Paper against ours, a cell of the table each."""
     screen = Screen(title=f"{table.name}: {table.title}, percent", title_justify="left", show_lines=True)
-    screen.add_column("")
+    screen.add_column("", min_width=12)
     for column in table.columns:
-        screen.add_column(column, justify="right", no_wrap=True)
+        screen.add_column(column, justify="right")
     for label, row in table.rows.items():
         texts = ["\n".join(_lines(cell, results)) if cell else "-" for cell in row]
         copied = any(cell and cell.source == "copied" for cell in row)
-        screen.add_row(f"{label}\n(from other papers)" if copied else label, *texts)
+        screen.add_row(f"{label}\n(copied)" if copied else label, *texts)
     return screen
 
 
@@ -72,16 +72,20 @@ def overview_screen(results: Sequence[Result]) -> Screen:
 
 def _lines(cell: Cell, results: Sequence[Result]) -> Iterator[str]:
     ours = measured(cell, results)
-    yield f"paper {paper_text(cell)}"
+    yield _narrow(paper_text(cell))
     if ours:
-        yield f"ours {ours_text(ours)}"
-        yield f"{ours.mean - cell.value:+.2f}"
+        yield _narrow(str(Value(ours.mean, ours.spread)))
+        yield f"{ours.mean - cell.value:+.2f} ({len(ours.results)})"
     if cell.slip:
         yield "misprint"
     elif can_run(cell.setting) and (minutes := minutes_left(cell.setting, results)):
         yield f"~{minutes:.0f} min"
     elif not ours:
-        yield "no data here" if cell.setting.method in METHODS else "no method here"
+        yield "no data" if cell.setting.method in METHODS else "no method"
+
+
+def _narrow(text: str) -> str:
+    return text.replace(" ± ", "±")
 
 
 def ours_text(ours: Measured) -> str:

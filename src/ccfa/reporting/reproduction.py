@@ -68,7 +68,13 @@ def reproduction(results: Sequence[Result]) -> str:
         "took the value from another paper. The command repeats all runs of a cell. GPU minutes are shares of "
         "one device; ~ is what the runs that are missing would cost on one H200 that eight runs share.",
         "",
+        "The rows of CCFA's own methods that are measured, the paper's value / ours (number of runs):",
+        "",
+        main_table(results),
+        "",
         "## The gain of CCFA",
+        "",
+        "Paired: each run with CCFA minus the run without it of the same class order and seed.",
         "",
         *_gains(results),
     ]
@@ -139,13 +145,17 @@ def _page_cell(cell: Cell, results: Sequence[Result]) -> list[str]:
     difference = f"{ours.mean - cell.value:+.2f}"
     if cell.is_target and abs(ours.mean - cell.value) > CLOSE:
         difference = f"**{difference}**"
+    value = str(Value(ours.mean, ours.spread))
+    if cell.metric == "forgetting_inclearn":  # the paper cites Lee et al., whose equation cannot give its numbers
+        by_lee = measured(replace(cell, metric="forgetting_lee2019"), results)
+        value += f" (by Lee et al. 2019: {Value(by_lee.mean, by_lee.spread)})" if by_lee else ""
     runs = ours.results
     seeds = sorted({result.experiment.seed for result in runs})
     orders = sorted({result.experiment.order or "" for result in runs})
     environments = [result.report.environment for result in runs]
     return [
         paper,
-        str(Value(ours.mean, ours.spread)),
+        value,
         difference,
         f"{', '.join(orders)}; {', '.join(map(str, seeds))}",
         f"{sum(result.gpu_minutes for result in runs):.1f}",

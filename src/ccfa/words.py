@@ -1,0 +1,48 @@
+"""The words of the command line that tyro does not read as we want them."""
+
+from ccfa.errors import UsageError
+
+
+def gathered(words: list[str]) -> list[str]:
+    """What was typed, with the values of --set and --axis moved to the end: both may be repeated and stand anywhere."""
+    kept: list[str] = []
+    values: dict[str, list[str]] = {}
+    flag, is_first = "", False
+    for word in words:
+        if word in ("--set", "--axis"):
+            flag, is_first = word, True
+            values.setdefault(flag, [])
+        elif flag and not word.startswith("-") and (is_first or "=" in word):
+            values[flag].append(word)
+            is_first = False
+        else:
+            kept.append(word)
+            flag = ""
+    return kept + [word for flag, texts in values.items() for word in (flag, *texts)]
+
+
+def given_options(texts: tuple[str, ...]) -> dict[str, str]:
+    """The NAME=VALUE pairs of --set as a dictionary."""
+    return _pairs(texts, "--set", "NAME=VALUE, such as epochs=10")
+
+
+def given_axes(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The values of each --axis; a ';' separates values that contain commas, and one value may end with it."""
+    pairs = _pairs(texts, "--axis", "NAME=VALUE,VALUE,..., such as memory=5,10,20")
+    axes = {name: tuple(text.removesuffix(";").split(";" if ";" in text else ",")) for name, text in pairs.items()}
+    for name, values in axes.items():
+        if not all(values):
+            raise UsageError(f"--axis {name}={pairs[name]} has an empty value.")
+    return axes
+
+
+def _pairs(texts: tuple[str, ...], flag: str, expected: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{flag} takes {expected}; got {text!r}.")
+        if name in pairs:
+            raise UsageError(f"{flag} gives {name} twice.")
+        pairs[name] = value
+    return pairs
