@@ -11,13 +11,13 @@ import pytest
 
 import ccfa
 from ccfa import cli
-from ccfa.arguments import Compare, Doctor, Figure, List, Page, Resume, Run, Sweep
+from ccfa.arguments import Compare, Doctor, Figure, List, Page, Resume, Run, Sweep, Table
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 VERBS = {"run": Run, "resume": Resume, "sweep": Sweep, "compare": Compare, "figure": Figure, "report": Page}
-VERBS |= {"list": List, "doctor": Doctor}
+VERBS |= {"list": List, "doctor": Doctor, "table": Table}
 
 
 def section(heading):
