@@ -62,6 +62,8 @@ class Setting(Training):
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")] = ()
     """Other values for options of the method or, with the prefix ccfa. or mix., of what is plugged in; `ccfa list
     options` shows them. In a sweep each method takes those it has."""
+    results: Path | None = None
+    """A folder such as results/ where the report of each finished run is kept as well, for `ccfa table`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +83,6 @@ class Run(Setting):
     reuse: bool = False
     """Show the result of a finished run of this very experiment instead of running it again; continue one that is
     not finished."""
-    results: Path | None = None
-    """A folder such as results/ where the report of the finished run is kept as well, for `ccfa table`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class Sweep(Setting):
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Speed):
-    """Show the paper's tables, ours beside it; run what is missing."""
+    """Show the paper's tables with our values beside them; run what is missing."""
 
     name: Positional[str] = ""
     """main, memory, ...; `ccfa list tables` shows them. Without a name: how much of each is measured."""
@@ -129,11 +129,11 @@ class Table(Speed):
     results: Path = Path("results")
     """The folder of the reports, one for each finished run."""
     write: bool = False
-    """Write REPRODUCTION.md and the README's table anew, into the current folder."""
+    """Write REPRODUCTION.md and the README's table, in the current folder, from the reports."""
     fill: bool = False
     """Run what is missing, the most valuable first, and keep each report in the results."""
     plan: bool = False
-    """Print what is missing, one command a line; each may be repeated, and goes on where it was."""
+    """Print the missing runs as one command per line; each may be repeated, and continues where it was."""
     slurm: bool = False
     """Submit what is missing as Slurm jobs; needs the extra `cluster`."""
     minutes: float | None = None

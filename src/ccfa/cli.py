@@ -68,17 +68,8 @@ def main() -> None:
             from ccfa.reporting.showing import require_ready
 
             require_ready(**_endurance(verb))
-        verbs: dict[type, Any] = {
-            Run: _run,
-            Resume: _resume,
-            Sweep: _sweep,
-            Table: _table,
-            Compare: _compare,
-            Figure: _figure,
-            Page: _report,
-            List: _list,
-            Doctor: _doctor,
-        }
+        verbs: dict[type, Any] = {Run: _run, Resume: _resume, Sweep: _sweep, Table: _table, Compare: _compare}
+        verbs |= {Figure: _figure, Page: _report, List: _list, Doctor: _doctor}
         verbs[type(verb)](verb, console)
     except CcfaError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -174,7 +165,8 @@ def _sweep(verb: Sweep, console: "Console") -> None:
         seeds=verb.seeds,
         axes=given_axes(verb.axis),
     )
-    sweep_shown(plan, verb.out, verb.data_dir, *_speed(verb), console, at_once=verb.at_once, **_endurance(verb))
+    course = {**_endurance(verb), "at_once": verb.at_once, "results": verb.results}
+    sweep_shown(plan, verb.out, verb.data_dir, *_speed(verb), console, **course)
 
 
 def _table(verb: Table, console: "Console") -> None:
@@ -188,7 +180,8 @@ def _table(verb: Table, console: "Console") -> None:
     elif verb.plan:
         print_plan(wanted, console)
     elif verb.slurm:
-        submit_jobs(wanted, console, verb.partition, verb.minutes, verb.at_once, given_options(verb.sbatch))
+        options = given_options(verb.sbatch, "--sbatch", "account=vision")
+        submit_jobs(wanted, console, verb.partition, verb.minutes, verb.at_once, options)
     else:
         if verb.fill:
             fill_shown(wanted, *_speed(verb), console, verb.at_once, verb.checkpoint_minutes, verb.minutes)

@@ -21,9 +21,9 @@ def gathered(words: list[str]) -> list[str]:
     return kept + [word for flag, texts in values.items() for word in (flag, *texts)]
 
 
-def given_options(texts: tuple[str, ...]) -> dict[str, str]:
-    """The NAME=VALUE pairs of --set as a dictionary."""
-    return _pairs(texts, "--set", "NAME=VALUE, such as epochs=10")
+def given_options(texts: tuple[str, ...], flag: str = "--set", example: str = "epochs=10") -> dict[str, str]:
+    """The NAME=VALUE pairs of --set, or of another flag, as a dictionary."""
+    return _pairs(texts, flag, f"NAME=VALUE, such as {example}")
 
 
 def given_axes(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:

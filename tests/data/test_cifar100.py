@@ -266,7 +266,7 @@ def test_nothing_found_says_what_to_put_where(tmp_path, monkeypatch):
     assert find_cifar100() is None
     with pytest.raises(DataError, match=rf"Put cifar-100-binary.tar.gz or .* into {tmp_path}"):
         load(tmp_path)
-    with pytest.raises(DataError, match="name that folder as the data folder or in CCFA_DATA"):
+    with pytest.raises(DataError, match="--data-dir DIR"):
         load_cifar100()
 
 

@@ -40,8 +40,8 @@ def test_filling_keeps_a_report_of_each_run_and_then_has_nothing_to_do(table, tm
     kept = reports(tmp_path / "results")
     assert set(kept) == {f"{run.name}.json" for run in RUNS}
     assert all(report.finished and report.environment["at_once"] == 2 for report in kept.values())
-    assert "2 runs missing" in output
-    assert "0 runs missing" in table("--fill")[1]
+    assert "2 runs, 2 at a time" in output
+    assert "No run is missing" in table("--fill")[1]
 
 
 def test_filling_stops_with_the_time_limit_and_goes_on_elsewhere(table, tmp_path, fail):
@@ -50,7 +50,7 @@ def test_filling_stops_with_the_time_limit_and_goes_on_elsewhere(table, tmp_path
     fail("step:9:sigterm")
     code, _, errors = table("--fill", "--out", "here")
     assert code == 143
-    assert "2 runs missing" in errors
+    assert "Still missing: 2 runs" in errors
     fail("")
     shutil.copytree("here", "there", ignore=shutil.ignore_patterns("networks"))
     assert table("--fill", "--out", "there")[0] == 0
@@ -62,7 +62,7 @@ def test_filling_stops_with_the_time_limit_and_goes_on_elsewhere(table, tmp_path
 def test_no_time_is_the_time_limits_code(table):
     code, _, errors = table("--fill", "--minutes", "0")
     assert code == TIME_LIMIT_CODE
-    assert "2 runs missing" in errors
+    assert "Still missing: 2 runs" in errors
 
 
 def test_the_plan_is_one_command_a_line_that_may_be_repeated(table, call, tmp_path):
@@ -113,14 +113,28 @@ def test_pages_are_written_where_one_stands(call, tmp_path):
     assert "65.00" in (tmp_path / "REPRODUCTION.md").read_text()
 
 
+def test_no_reports_leave_the_pages_as_they_are(call, tmp_path):
+    (tmp_path / "REPRODUCTION.md").write_text("as it was")
+    assert call("table", "--write", "--results", "resluts")[0] == 3
+    assert (tmp_path / "REPRODUCTION.md").read_text() == "as it was"
+
+
+def test_a_plan_without_runs_says_why(call):
+    code, output, errors = call("table", "imagenet100", "--plan")
+    assert (code, output) == (0, "")
+    assert "42 cells cannot be run" in errors
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
+        (("main", "--write"), "--write"),
+        (("main", "--slurm", "--sbatch", "account"), "--sbatch"),
         (("mian",), "main"),
         (("--rows", "podnet"), "ccfa table main"),
         (("main", "--orders", "4"), "--orders"),
         (("main", "--fill", "--plan"), "--plan"),
-        (("main", "--fill", "--minutes", "-1"), "minutes"),
+        (("main", "--fill", "--minutes", "-1"), "--minutes"),
         (("main", "--fill", "--at-once", "0"), "At least one"),
     ],
 )

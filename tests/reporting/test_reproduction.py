@@ -74,14 +74,16 @@ def test_the_page_has_every_cell_and_the_paired_gain(results):
     gains = [line for line in rows if line.startswith("| podnet | B50-inc10")]
     assert len(rows) - len(gains) - 1 == printed_cells  # the heading of the gains
     assert gains == ["| podnet | B50-inc10 | +2.62 | +2.33 ± 0.58 | 3 |"]
-    assert f"of {len(cells())} cells" in page
+    assert f"4 of {len(cells())} different cells" in page
 
 
 def test_forgetting_is_shown_by_both_definitions(tmp_path):
     setting = replace(PLUGGED, scenario="B50-inc1")
     store_result(result_report(setting, "podnet-0", 0.25), tmp_path)
     (row,) = [line for line in reproduction(read_results(tmp_path)).splitlines() if "by Lee et al." in line]
-    assert row.startswith("| Forgetting | 5 features | 24.97 | 25.00 (by Lee et al. 2019: 25.00) | +0.03")
+    assert row.startswith(
+        "| Forgetting | 5 features | 24.97 | [25.00](results/cifar100-B50-inc1) (by Lee et al. 2019: 25.00) | +0.03"
+    )
 
 
 def test_misses_are_marked(tmp_path):

@@ -138,7 +138,7 @@ def _root(data_dir: Path | None) -> Path | None:
 
 
 def _where_to_put(root: Path | None) -> str:
-    folder = f"into {root}" if root else "into a folder and name that folder as the data folder or in CCFA_DATA"
+    folder = f"into {root}" if root else "into a folder DIR and give --data-dir DIR, or set CCFA_DATA=DIR"
     names = " or ".join(archive.name for archive in OFFICIAL.archives)
     return f"Put {names} from {_URL} (as it is or unpacked) {folder}."
 

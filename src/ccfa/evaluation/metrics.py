@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ccfa.errors import DataError
 
 DEFINITIONS: dict[str, str] = {
-    "average_incremental_accuracy": "mean over all stages, stage 0 included, of the accuracy on seen classes",
+    "average_incremental_accuracy": "mean over all stages, the first included, of the accuracy on seen classes",
     "last_accuracy": "accuracy on all classes after the last stage",
     "forgetting_max_minus_last": "mean over stages j before the last of max_i A[i,j] - A[last,j], "
     "i from j to the last but one (Chaudhry et al. 2018)",

@@ -66,6 +66,8 @@ class Plan:
             if name not in options:
                 raise unknown("option of these methods", name, options)
         for axis in self.axes:
+            if axis.startswith("ccfa.") and not any(self.ccfa):
+                raise UsageError(f"The axis {axis} needs CCFA: use --ccfa on or both.")
             if axis not in options.union(FIELDS):
                 raise unknown("axis", axis, options.union(FIELDS))
             if axis in self.base.options or getattr(self.base, axis, None) != getattr(_UNSET, axis, None):

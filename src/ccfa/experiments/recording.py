@@ -1,6 +1,7 @@
 """While a run learns: metrics written down, checkpoints stored when they are due, and an end where one is asked for."""
 
 import json
+import os
 import time
 import warnings
 from typing import Any, Protocol
@@ -159,7 +160,9 @@ class Recorder:
 
     @property
     def _how_to_continue(self) -> str:
-        return f"Continue with: ccfa resume {self.directory.path}"
+        asked = self.directory.read_json("config.json").get("experiment", {})
+        data_dir = " --data-dir DIR" if asked.get("data") == "cifar100" and not os.environ.get("CCFA_DATA") else ""
+        return f"Continue with: ccfa resume {self.directory.path}{data_dir}"
 
     def _fail_on_demand(self, progress: Progress) -> None:
         action = failpoint("step")

@@ -144,14 +144,14 @@ def _ablation() -> Table:
     exemplar_free = Setting("cifar100", "B50-inc5", "il2a", memory=None)
     variants = {
         "(a) start from random noise": (_option(ours, "start", "noise"), "59.90"),
-        "(a) start from Z (ours)": (ours, "60.69"),
+        "(a) start from Z (the paper's)": (ours, "60.69"),
         "(b) random target": (_option(ours, "target", "random"), "59.91"),
         "(b) farthest target": (_option(ours, "target", "least-confident"), "57.38"),
-        "(b) nearest target (ours)": (ours, "60.69"),
+        "(b) nearest target (the paper's)": (ours, "60.69"),
         "(c) K = 10, 5 tasks": (_option(five_tasks, "target", "balanced-10"), "67.56"),
         "(c) K = 5, 5 tasks": (_option(five_tasks, "target", "balanced-5"), "67.39"),
         "(c) K = 3, 5 tasks": (_option(five_tasks, "target", "balanced-3"), "67.38"),
-        "(c) K = 1 (ours), 5 tasks": (five_tasks, "67.24"),
+        "(c) K = 1 (the paper's), 5 tasks": (five_tasks, "67.24"),
         "(d) PODNet": (alone, "57.98"),
         "(d) CutMix": (replace(alone, mix="cutmix"), "58.92"),
         "(d) MixUp": (replace(alone, mix="mixup"), "55.96"),

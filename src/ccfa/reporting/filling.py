@@ -1,6 +1,7 @@
 """Filling the paper's tables: what is missing is run here, printed as commands, or submitted to a cluster."""
 
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,20 +9,20 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ccfa.errors import CcfaError, Stopped, UsageError
+from ccfa.errors import CcfaError, DataError, Stopped, UsageError
 from ccfa.experiments.cells import Cell
 from ccfa.experiments.experiment import Experiment
 from ccfa.experiments.first_stage import FirstStages
-from ccfa.experiments.ledger import ORDERS, left_to_run, read_results, store_result
+from ccfa.experiments.ledger import ORDERS, can_run, left_to_run, read_results, store_result
 from ccfa.experiments.schedule import Outcome
 from ccfa.experiments.stopping import stoppable
 from ccfa.experiments.sweep import sweep
 from ccfa.experiments.tables import cells
 from ccfa.learning.acceleration import Acceleration
-from ccfa.reporting.paper_tables import LEGEND, overview_screen, selected, table_screen
+from ccfa.reporting.paper_tables import COST, LEGEND, overview_screen, selected, table_screen
 from ccfa.reporting.reproduction import write_reproduction
-from ccfa.reporting.showing import require_ready
-from ccfa.reporting.sweeps import StageLines, failure
+from ccfa.reporting.showing import require_minutes
+from ccfa.reporting.sweeps import StageLines, failure, headline
 from ccfa.reporting.values import counted
 
 SLURM_MINUTES = 240  # of a job, unless asked otherwise
@@ -58,6 +59,12 @@ class Wanted:
         """The runs that are missing, the most valuable first."""
         return left_to_run(self.cells(), read_results(self.results), self.orders)
 
+    def nothing_to_do(self) -> str:
+        """Why no run is missing."""
+        impossible = [cell for cell in self.cells() if not can_run(cell.setting)]
+        without = f" {counted(len(impossible), 'cell')} cannot be run here, for want of the data or of the method."
+        return "No run is missing." + (without if impossible else "")
+
     @property
     def shared_stages(self) -> Path:
         """Where first stages are kept for all runs."""
@@ -71,6 +78,7 @@ def show_tables(wanted: Wanted, console: Console) -> None:
         console.print(f"There are no reports of finished runs in {wanted.results}.", soft_wrap=True)
     if not wanted.name:
         console.print(overview_screen(results))
+        console.print(COST, style="dim")
         return
     console.print(table_screen(selected(wanted.name, wanted.rows, wanted.columns), results))
     console.print(LEGEND, style="dim")
@@ -78,7 +86,12 @@ def show_tables(wanted: Wanted, console: Console) -> None:
 
 def write_pages(wanted: Wanted, console: Console) -> None:
     """Write REPRODUCTION.md and the README's table from the reports."""
-    for path in write_reproduction(read_results(wanted.results), Path.cwd()):
+    if wanted.name:
+        raise UsageError("--write writes the page of all tables: leave the table's name out.")
+    results = read_results(wanted.results)
+    if not results:
+        raise DataError(f"There are no reports of finished runs in {wanted.results}, so nothing is written.")
+    for path in write_reproduction(results, Path.cwd()):
         console.print(f"Written: {path}", soft_wrap=True)
 
 
@@ -96,7 +109,10 @@ def commands(wanted: Wanted) -> list[list[str]]:
 
 def print_plan(wanted: Wanted, console: Console) -> None:
     """One command per line, for any queue."""
-    for words in commands(wanted):
+    planned = commands(wanted)
+    if not planned:
+        print(wanted.nothing_to_do(), file=sys.stderr)
+    for words in planned:
         console.print(shlex.join(words), soft_wrap=True, markup=False, highlight=False)
 
 
@@ -129,9 +145,13 @@ def fill_shown(
     minutes: float | None,
 ) -> None:
     """Run what is missing and keep the report of each run that finishes; an error at the end if some run failed."""
-    require_ready(wanted.first_stages, checkpoint_minutes, minutes, tensorboard=False)
+    require_minutes("--checkpoint-minutes", checkpoint_minutes)
+    require_minutes("--minutes", minutes)
     experiments = wanted.left()
-    console.print(f"{counted(len(experiments), 'run')} missing.")
+    if not experiments:
+        console.print(wanted.nothing_to_do())
+        return
+    console.print(headline(len(experiments), at_once, device, wanted.out), soft_wrap=True)
 
     def on_end(outcome: Outcome) -> None:
         name = outcome.job.directory.path.name
@@ -160,7 +180,7 @@ def fill_shown(
             )
         except Stopped as stopped:
             left = counted(len(wanted.left()), "run")
-            raise Stopped(f"{stopped} {left} missing still.", stopped.exit_code) from stopped
+            raise Stopped(f"{stopped} Still missing: {left}.", stopped.exit_code) from stopped
     for report in swept.reports.values():  # also of runs that finished before, but whose report was not kept
         store_result(report, wanted.results)
     if swept.errors:

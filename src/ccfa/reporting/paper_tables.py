@@ -13,9 +13,13 @@ from ccfa.experiments.tables import TABLES
 from ccfa.methods import METHODS
 from ccfa.reporting.values import Value
 
+COST = (
+    "~: what the missing runs would cost, in minutes of one H200 that eight runs share; the first stage is counted "
+    "with the runs without CCFA."
+)
 LEGEND = (
-    "In each cell: the paper's value; ours, as mean ± standard deviation over class orders; the difference and, in "
-    "brackets, our number of runs; what the missing runs would cost on one H200 that eight runs share."
+    "In each cell: the paper's value (*: re-run by its authors); ours, as mean ± standard deviation over class orders; "
+    f"the difference and, in brackets, our number of runs. {COST} no data, no method: it cannot be run here."
 )
 
 

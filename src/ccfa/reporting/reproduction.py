@@ -10,10 +10,20 @@ from ccfa.experiments.cells import Cell, Setting, Table, experiment_for
 from ccfa.experiments.files import write_atomically
 from ccfa.experiments.ledger import ORDERS, SEED, Result, can_run, measured
 from ccfa.experiments.tables import TABLES, cell_for, cells
-from ccfa.reporting.paper_tables import minutes_left, ours_text, paper_text
+from ccfa.reporting.paper_tables import COST, minutes_left, ours_text, paper_text
 from ccfa.reporting.values import Value, counted
 
 CLOSE = 0.6  # points: what counts as reproduced
+EXPLANATIONS = (
+    "`*`: re-run by the paper's authors. copied: taken by them from another paper.",
+    "ours: mean ± standard deviation over class orders, each order's seeds averaged first; the link leads to the "
+    "reports, whose `metrics` hold the values of single runs.",
+    "The command repeats all runs of a cell. Add `--data-dir DIR` where CIFAR-100 is not in `$CCFA_DATA`, and "
+    "`--results DIR` to keep the reports.",
+    "GPU min: the runs' time divided by the number of runs at once, roughly their share of the device.",
+    COST,
+    "†: the commit was recorded wrongly and corrected by hand (benchmarks/RESULTS.md).",
+)
 BEGIN, END = "<!-- main table: written by `ccfa table --write` -->", "<!-- end of the main table -->"
 
 
@@ -60,15 +70,14 @@ def reproduction(results: Sequence[Result]) -> str:
         "Every number of the paper beside ours. This page is written by `ccfa table --write` from the reports under "
         "`results/`; a test checks that it is current.",
         "",
-        f"{len(found)} of {len(distinct)} cells are measured, with {counted(len(results), 'run')} and {minutes:.0f} "
-        f"GPU minutes in all. {len(close)} of them are within {CLOSE} points of the paper, "
-        f"{len(targets) - len(close)} are not.",
+        f"{len(found)} of {len(distinct)} different cells are measured (some are printed in several tables), by "
+        f"{counted(len({cell.setting for cell in found}), 'setting')} and {counted(len(results), 'run')} of about "
+        f"{minutes:.0f} GPU minutes in all. {len(close)} of them are within {CLOSE} points of the paper, "
+        f"{len(targets) - len(close)} are not and are printed bold.",
         "",
-        "ours: mean ± standard deviation over class orders; each order's seeds are averaged first. copied: the paper "
-        "took the value from another paper. The command repeats all runs of a cell. GPU minutes are shares of "
-        "one device; ~ is what the runs that are missing would cost on one H200 that eight runs share.",
+        *(f"- {line}" for line in EXPLANATIONS),
         "",
-        "The rows of CCFA's own methods that are measured, the paper's value / ours (number of runs):",
+        "The measured rows of methods with and without CCFA, the paper's value / ours (number of runs):",
         "",
         main_table(results),
         "",
@@ -145,7 +154,8 @@ def _page_cell(cell: Cell, results: Sequence[Result]) -> list[str]:
     difference = f"{ours.mean - cell.value:+.2f}"
     if cell.is_target and abs(ours.mean - cell.value) > CLOSE:
         difference = f"**{difference}**"
-    value = str(Value(ours.mean, ours.spread))
+    folders = sorted({result.path.parent.name for result in ours.results})
+    value = f"[{Value(ours.mean, ours.spread)}](results/{folders[0]})"
     if cell.metric == "forgetting_inclearn":  # the paper cites Lee et al., whose equation cannot give its numbers
         by_lee = measured(replace(cell, metric="forgetting_lee2019"), results)
         value += f" (by Lee et al. 2019: {Value(by_lee.mean, by_lee.spread)})" if by_lee else ""
@@ -160,7 +170,7 @@ def _page_cell(cell: Cell, results: Sequence[Result]) -> list[str]:
         f"{', '.join(orders)}; {', '.join(map(str, seeds))}",
         f"{sum(result.gpu_minutes for result in runs):.1f}",
         ", ".join(sorted({str(each.get("device")) for each in environments})),
-        ", ".join(sorted({str(each.get("commit")) for each in environments})),
+        ", ".join(sorted({f"{each.get('commit')}{'†' if 'commit_note' in each else ''}" for each in environments})),
         command,
     ]
 

@@ -55,13 +55,18 @@ def require_ready(
     first_stages: Path | None, checkpoint_minutes: float, max_minutes: float | None, tensorboard: bool
 ) -> None:
     """Refuse what cannot be done about a run's course, before anything else is."""
-    for option, minutes in (("--checkpoint-minutes", checkpoint_minutes), ("--max-minutes", max_minutes)):
-        if minutes is not None and not 0 <= minutes < math.inf:
-            raise UsageError(f"{option} takes a number of minutes, 0 or more, got {minutes}.")
+    require_minutes("--checkpoint-minutes", checkpoint_minutes)
+    require_minutes("--max-minutes", max_minutes)
     if tensorboard:
         require_tensorboard()
     if first_stages:
         FirstStages(first_stages)
+
+
+def require_minutes(option: str, minutes: float | None) -> None:
+    """Refuse what is no length of time."""
+    if minutes is not None and not 0 <= minutes < math.inf:
+        raise UsageError(f"{option} takes a number of minutes, 0 or more, got {minutes}.")
 
 
 def show_partial_page(directory: RunDirectory, resolved: Resolved, ended: BaseException, console: Console) -> None:

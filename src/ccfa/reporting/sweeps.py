@@ -1,5 +1,6 @@
 """Sweeps: a line for each stage of each run, and at the end their comparison."""
 
+import time
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,36 +13,45 @@ from ccfa.data import Stage
 from ccfa.errors import CcfaError, UsageError
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.first_stage import FirstStages
+from ccfa.experiments.ledger import store_result
 from ccfa.experiments.plan import Plan
 from ccfa.experiments.schedule import Outcome
 from ccfa.experiments.stopping import stoppable
 from ccfa.experiments.sweep import Swept, sweep
 from ccfa.learning import Progress
-from ccfa.learning.acceleration import Acceleration
+from ccfa.learning.acceleration import Acceleration, describe_device
 from ccfa.reporting.comparison import Comparison, compare
 from ccfa.reporting.comparison_page import show_comparison
 from ccfa.reporting.page import report_line
 from ccfa.reporting.sameness import Entry, hashed, setting
 from ccfa.reporting.showing import show_partial_page
 from ccfa.reporting.tensorboard import with_tensorboard
+from ccfa.reporting.values import counted
+
+SECONDS_BETWEEN_LINES = 60.0
 
 
 class StageLines:
-    """Tells of each stage of one run among several, a line each."""
+    """Prints one line for each stage of one run among several, and one per minute in between."""
 
     def __init__(self, resolved: Resolved, console: Console) -> None:
         self.name = resolved.experiment.name
         self.num_stages = len(resolved.stages)
         self.console = console
+        self.last_shown = time.monotonic()
 
     def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
-        """Nothing: several runs would talk at once."""
+        """Where the run stands, once a minute: several runs would talk at once."""
+        if time.monotonic() - self.last_shown >= SECONDS_BETWEEN_LINES:
+            self.last_shown = time.monotonic()
+            self.console.print(f"{self.name}  {progress.place}", soft_wrap=True)
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
         """Nothing."""
 
     def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
         """The stage's accuracy."""
+        self.last_shown = time.monotonic()
         self.console.print(
             f"{self.name}  stage {stage.index + 1}/{self.num_stages}  accuracy {result['accuracy']:.2%}  "
             f"{result['seconds']:.1f} s",
@@ -62,12 +72,15 @@ def sweep_shown(
     checkpoint_minutes: float,
     max_minutes: float | None,
     tensorboard: bool,
+    results: Path | None,
 ) -> None:
     """Run a sweep and show the comparison of what finished; an error at the end if some run did not."""
     shared = FirstStages(first_stages or out / ".first-stages")
+    experiments = plan.experiments()
+    console.print(headline(len(experiments), at_once, device, out), soft_wrap=True)
     with stoppable(max_minutes) as stop:
         swept = sweep(
-            plan.experiments(),
+            experiments,
             out,
             data_dir,
             device,
@@ -79,12 +92,20 @@ def sweep_shown(
             stop,
             checkpoint_minutes,
         )
+    if results:
+        for report in swept.reports.values():
+            store_result(report, results)
     if swept.reports or not swept.errors:
         for folder, comparison in comparisons(swept, out).items():
             show_comparison(comparison, folder, console)
     console.print(f"Run directories: {out}", soft_wrap=True)
     if swept.errors:
         raise failure(swept.errors)
+
+
+def headline(num_runs: int, at_once: int, device: torch.device, out: Path) -> str:
+    """What is about to happen, for whoever waits."""
+    return f"{counted(num_runs, 'run')}, {at_once} at a time, on {describe_device(device)}, in {out}"
 
 
 def show_end(outcome: Outcome, console: Console) -> None:
