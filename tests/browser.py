@@ -50,9 +50,10 @@ def look(browser, page, width=1600, theme="light"):
 
 
 def requests(browser):
-    """The addresses fetched since the page was opened, itself included."""
+    """The addresses fetched since the page was opened, itself included; the browser's own start page is not ours."""
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    return [url for url in sent if not url.startswith("chrome://")]
 
 
 def screenshot(browser):

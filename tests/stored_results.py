@@ -1,13 +1,13 @@
 """Reports of runs that measure cells of the paper, as results/ holds them."""
 
-import copy
 import json
 from dataclasses import replace
 from pathlib import Path
 
 from ccfa.evaluation import DEFINITIONS, Report
+from ccfa.experiments.building import experiment_method
 from ccfa.experiments.cells import Setting, experiment_for
-from ccfa.experiments.options import plain
+from ccfa.experiments.options import describe, plain
 
 GOLDEN = Path(__file__).parent / "evaluation" / "golden" / "report-f908272.json"
 PODNET = Setting("cifar100", "B50-inc10", "podnet")
@@ -17,10 +17,11 @@ def result_report(setting: Setting, order: str, value: float, seed: int = 1) -> 
     """The report of a finished run of a setting, all of whose accuracies are `value`."""
     report = Report.from_json(GOLDEN.read_text())
     experiment = experiment_for(setting, order, seed)
+    method = json.loads(json.dumps(describe(experiment_method(experiment))))
     return replace(
         report,
         name=experiment.name,
-        config={**copy.deepcopy(report.config), "experiment": json.loads(json.dumps(plain(experiment)))},
+        config={"experiment": plain(experiment), "resolved": {**report.config["resolved"], "method": method}},
         overall=[value] * len(report.overall),
         metrics=dict.fromkeys(DEFINITIONS, value),
         environment={**report.environment, "commit": "0123456789ab", "at_once": 8},

@@ -29,7 +29,7 @@ from ccfa.arguments import (
     Verb,
 )
 from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line
-from ccfa.words import gathered, given_axes, given_options
+from ccfa.words import gathered, given_axes, given_options, typed
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +126,10 @@ def _run(verb: Run, console: "Console") -> None:
 def _experiment(verb: Setting, method: str, **own: Any) -> "Experiment":
     """The experiment with what both verbs take, and with a verb's own fields."""
     from ccfa.experiments import Experiment
+    from ccfa.experiments.files import require_place
 
+    if verb.results:
+        require_place(verb.results)
     names = {field.name for field in fields(Experiment)} & {field.name for field in fields(Setting)}
     shared = {name: getattr(verb, name) for name in names}
     return Experiment(method, **shared, **own, options=given_options(verb.set))
@@ -175,13 +178,14 @@ def _table(verb: Table, console: "Console") -> None:
     if verb.fill + verb.plan + verb.slurm + verb.write > 1:
         raise UsageError("Choose one of --fill, --plan, --slurm and --write.")
     wanted = Wanted(**{field.name: getattr(verb, field.name) for field in fields(Wanted)})
+    speed = typed(verb, ("device", "precision", "no_compile", "no_graph", "checkpoint_minutes"))
     if verb.write:
         write_pages(wanted, console)
     elif verb.plan:
-        print_plan(wanted, console)
+        print_plan(wanted, speed, console)
     elif verb.slurm:
         options = given_options(verb.sbatch, "--sbatch", "account=vision")
-        submit_jobs(wanted, console, verb.partition, verb.minutes, verb.at_once, options)
+        submit_jobs(wanted, speed, console, verb.partition, verb.minutes, verb.at_once, options)
     else:
         if verb.fill:
             fill_shown(wanted, *_speed(verb), console, verb.at_once, verb.checkpoint_minutes, verb.minutes)

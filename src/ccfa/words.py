@@ -1,5 +1,9 @@
 """The words of the command line that tyro does not read as we want them."""
 
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
 from ccfa.errors import UsageError
 
 
@@ -34,6 +38,16 @@ def given_axes(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
         if not all(values):
             raise UsageError(f"--axis {name}={pairs[name]} has an empty value.")
     return axes
+
+
+def typed(record: Any, names: Iterable[str]) -> list[str]:
+    """The words that give these fields of a record their values, where those are not the defaults."""
+    words: list[str] = []
+    for field in fields(record):
+        value, option = getattr(record, field.name), "--" + field.name.replace("_", "-")
+        if field.name in names and value != field.default:
+            words += [option] if value is True else [option, str(value)]
+    return words
 
 
 def _pairs(texts: tuple[str, ...], flag: str, expected: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ from dying import status
 from slurm_cluster import MISSING, NotStartedError, slurm
 
 RUN = ["run", "finetune", "--scenario", "5,5", "--set", "epochs=2", "--device", "cpu"]  # 28 steps, 7 an epoch
-SLOWLY = "step:9:sleep,step:11:sleep"  # two seconds, after the first epoch, in which a signal may come
+SLOWLY = ",".join(f"step:{step}:sleep" for step in range(9, 13))  # seconds after the first epoch, for a signal
 ONE_JOB = {"minutes": 20, "gpus": 0, "cpus": 1}
 
 
@@ -200,7 +200,8 @@ def state(job):
 @pytest.mark.slow
 @pytest.mark.row("K21")
 def test_jobs_that_slurm_stops_continue_and_end_the_same(place, undisturbed, real_slurm):
-    stops = {"signalled": ["scancel", "--signal=USR2"], "requeued": ["scontrol", "requeue"]}
+    # The last task of an array has the array's own job number.
+    stops = {"requeued": ["scontrol", "requeue"], "signalled": ["scancel", "--signal=USR2"]}
     jobs = submit([words(out) for out in stops], place / "jobs", partition="low", **ONE_JOB)
     left = dict(zip(stops, jobs, strict=True))
     while left:

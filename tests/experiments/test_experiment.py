@@ -299,6 +299,15 @@ def test_the_balanced_phase_may_have_options_of_its_own():
     assert (balanced.phases, balanced.count, balanced.weight) == (("balanced",), 3, 0.5)
 
 
-def test_unknown_options_of_the_balanced_phase_are_refused():
-    with pytest.raises(UsageError, match=r"ccfa\.balanced"):
-        experiment_method(Experiment("podnet", ccfa=True, options={"ccfa.balanced.counts": "3"}))
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("podnet", {"ccfa.balanced.counts": "3"}),
+        ("podnet", {"ccfa.balanced.phases": "main"}),
+        ("podnet", {"ccfa.phases": "main", "ccfa.balanced.count": "3"}),
+        ("il2a", {"ccfa.backbone_weight": "1"}),
+    ],
+)
+def test_options_of_shares_that_have_no_meaning_are_refused(method, options):
+    with pytest.raises(UsageError, match=r"ccfa\.ba"):
+        experiment_method(Experiment(method, ccfa=True, options=options))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ccfa.errors import Notice
+from ccfa.errors import Notice, ResourceError
 from ccfa.experiments.cells import Setting, experiment_for
 from ccfa.experiments.ledger import (
     ORDERS,
@@ -18,7 +18,7 @@ from ccfa.experiments.ledger import (
     store_result,
 )
 from ccfa.experiments.options import plain
-from ccfa.experiments.tables import TABLES, cell_for, cells
+from ccfa.experiments.tables import cell_for, cells
 from stored_results import PODNET, result_report
 
 PLUGGED = dataclasses.replace(PODNET, ccfa=True)
@@ -119,5 +119,51 @@ def test_costs_are_positive_for_everything_that_can_be_run():
 
 
 def test_every_cell_has_a_priority():
-    last = 4 + len(TABLES)
-    assert all(priority(cell.setting) < last for cell in cells())
+    none = priority(dataclasses.replace(PODNET, memory=7))
+    assert all(priority(cell.setting) < none for cell in cells())
+
+
+def test_a_run_without_an_order_is_of_the_default_order(tmp_path):
+    report = result_report(PODNET, "podnet-0", 0.6)
+    store_result(report, tmp_path)
+    report.config["experiment"]["order"] = None
+    store_result(report, tmp_path)
+    ours = measured(cell_for(PODNET), read_results(tmp_path))
+    assert len(ours.results) == 2
+    assert math.isnan(ours.spread)
+
+
+def test_other_class_orders_do_not_count(tmp_path):
+    store_result(result_report(PODNET, "seed-1993", 0.6), tmp_path)
+    assert read_results(tmp_path) == []
+
+
+def test_a_method_that_has_changed_since_does_not_count(tmp_path):
+    report = result_report(PLUGGED, "podnet-0", 0.6)
+    report.config["resolved"]["method"]["feature_augmentations"][0]["steps"] = 3
+    store_result(report, tmp_path)
+    with pytest.warns(Notice, match="another"):
+        assert read_results(tmp_path) == []
+
+
+def test_a_metric_that_earlier_reports_lack_is_still_missing(tmp_path):
+    setting = dataclasses.replace(PLUGGED, scenario="B50-inc1")
+    report = result_report(setting, "podnet-0", 0.6)
+    del report.metrics["forgetting_inclearn"]
+    store_result(report, tmp_path)
+    forgetting, accuracy = cell_for(setting, "forgetting_inclearn"), cell_for(setting)
+    assert len(left_to_run([accuracy], read_results(tmp_path))) == 2
+    assert len(left_to_run([accuracy, forgetting], read_results(tmp_path))) == 3
+
+
+def test_stage_sizes_typed_out_are_the_same_scenario(tmp_path):
+    report = result_report(PODNET, "podnet-0", 0.6)
+    report.config["experiment"]["scenario"] = "50,10,10,10,10,10"
+    store_result(report, tmp_path)
+    assert measured(cell_for(PODNET), read_results(tmp_path))
+
+
+def test_a_results_folder_that_is_a_file_is_told(tmp_path):
+    (tmp_path / "results").write_text("")
+    with pytest.raises(ResourceError, match="results"):
+        store_result(result_report(PODNET, "podnet-0", 0.6), tmp_path / "results")

@@ -87,7 +87,7 @@ def test_what_lacks_the_option_of_an_axis_is_run_once():
         (Plan(("replay",), Experiment("", options={"ccfa.cuont": "1"})), "(?s)ccfa.cuont.*ccfa.count"),
         (Plan(("replay",), axes={"ccfa.cuont": ("1",)}), "axis 'ccfa.cuont'. Did you mean 'ccfa.count'"),
         (Plan(("replay",), axes={"memry": ("1",)}), "Did you mean 'memory'"),
-        (Plan(("replay",), axes={"ccfa.count": ("1",)}, **OFF), "axis 'ccfa.count'"),
+        (Plan(("replay",), axes={"ccfa.count": ("1",)}, **OFF), "needs CCFA"),
         (Plan(("replay",), axes={"mix.alpha": ("1",)}), "axis 'mix.alpha'"),
         (Plan(("replay",), axes={"seed": ("1",)}), "axis 'seed'"),
         (Plan(("replay",), axes={"memory": ("1", "few")}), "Axis memory: .*'few'"),

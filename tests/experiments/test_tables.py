@@ -193,7 +193,8 @@ def test_cells_become_experiments_and_back(name):
         method = experiment_method(experiment)
         assert (method.memory.per_class or None) == cell.setting.memory
         assert (experiment.order, experiment.seed) == ("podnet-1", 3)
-        assert setting_of(asdict(experiment)) == cell.setting
+        # ImageNet has no preset yet, and a folder of that name is any folder.
+        assert setting_of(asdict(experiment)) == (cell.setting if cell.setting.data == "cifar100" else None)
 
 
 def test_the_default_memory_is_not_typed_out():

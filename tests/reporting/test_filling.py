@@ -44,7 +44,7 @@ def test_filling_keeps_a_report_of_each_run_and_then_has_nothing_to_do(table, tm
     assert "No run is missing" in table("--fill")[1]
 
 
-def test_filling_stops_with_the_time_limit_and_goes_on_elsewhere(table, tmp_path, fail):
+def test_filling_that_is_stopped_goes_on_elsewhere(table, tmp_path, fail):
     code, *_ = table("--fill", "--out", "undisturbed", "--results", "other")
     assert code == 0
     fail("step:9:sigterm")
@@ -74,6 +74,19 @@ def test_the_plan_is_one_command_a_line_that_may_be_repeated(table, call, tmp_pa
         assert call(*lines[1][1:])[0] == 0
     assert len(reports(tmp_path / "results")) == 1
     assert len(table("--plan")[1].splitlines()) == 1
+
+
+def test_the_plan_keeps_what_was_said_about_speed(table):
+    code, output, _ = table("--plan", "--device", "cpu", "--no-graph", "--checkpoint-minutes", "1")
+    assert code == 0
+    assert all("--device cpu --no-graph --checkpoint-minutes 1.0" in line for line in output.splitlines())
+
+
+def test_a_results_folder_that_cannot_be_is_refused_before_training(table, call, tmp_path):
+    (tmp_path / "results").write_text("")
+    assert table("--fill")[0] == 5
+    assert call("run", "podnet", "--results", "results")[0] == 5
+    assert not (tmp_path / "runs").exists()
 
 
 def test_slurm_gets_the_plans_commands(table, monkeypatch):

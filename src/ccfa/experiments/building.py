@@ -8,6 +8,7 @@ from ccfa.errors import UsageError, choose, unknown
 from ccfa.experiments.options import decode_options
 from ccfa.experiments.presets import CCFA_PRESETS, preset
 from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_image_augmentation, with_memory
+from ccfa.methods.method import no_auxiliary_classes
 
 if TYPE_CHECKING:
     from ccfa.experiments.experiment import Experiment
@@ -32,6 +33,10 @@ def experiment_method(experiment: "Experiment") -> Method:
         raise UsageError(f"Options {', '.join(_prefixed(experiment, 'mix'))} need --mix.")
     if experiment.ccfa:
         for plug_in in _ccfa(experiment):
+            if plug_in.backbone_weight is not None and method.auxiliary_classes is not no_auxiliary_classes:
+                raise UsageError(
+                    f"ccfa.backbone_weight is not defined for {method.name}, which adds images of auxiliary classes."
+                )
             method = with_augmentation(method, plug_in)
     elif _prefixed(experiment, "ccfa"):
         raise UsageError(f"Options {', '.join(_prefixed(experiment, 'ccfa'))} need --ccfa.")
@@ -42,11 +47,15 @@ def _ccfa(experiment: "Experiment") -> list[CCFA]:
     """CCFA as asked for; options with the prefix ccfa.balanced. are those of the balanced phase alone."""
     given = {name.removeprefix("ccfa."): text for name, text in _prefixed(experiment, "ccfa").items()}
     balanced = {name.removeprefix("balanced."): text for name, text in given.items() if name.startswith("balanced.")}
+    if "phases" in balanced:
+        raise UsageError("ccfa.balanced.phases has no meaning: these options are those of the balanced phase.")
     everywhere = {name: text for name, text in given.items() if not name.startswith("balanced.")}
     plug_in = CCFA(**CCFA_PRESETS.get(experiment.data, {}) | decode_options(everywhere, CCFA, "ccfa"))
     if not balanced:
         return [plug_in]
     others = tuple(name for name in plug_in.phases if name != "balanced")
+    if others == plug_in.phases:
+        raise UsageError(f"Options ccfa.balanced. need the balanced phase, but CCFA acts in {', '.join(others)} only.")
     there = replace(plug_in, phases=("balanced",), **decode_options(balanced, CCFA, "ccfa.balanced"))
     return [replace(plug_in, phases=others), there]
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ccfa.data import parse_scenario
 from ccfa.errors import ModelError, UsageError
 from ccfa.experiments.building import build_method, experiment_method
 from ccfa.experiments.experiment import Experiment, experiment_of
@@ -66,14 +67,21 @@ def setting_of(experiment: Mapping[str, Any]) -> Setting | None:
     """
     try:
         asked = experiment_of({"experiment": dict(experiment)})
-        if asked.data not in NUM_CLASSES or asked.validation or asked.memory_total is not None:
+        # A folder that is called imagenet100 is trained as any folder is, not as in the paper.
+        if asked.data != "cifar100" or asked.validation or asked.memory_total is not None:
             return None
         memory = experiment_method(asked).memory.per_class or None
         options = _effective_options(asked)
     except (ModelError, UsageError):  # it is damaged, or of another version
         return None
-    scenario = asked.scenario or default_scenario(asked.data, NUM_CLASSES[asked.data])
+    scenario = _canonical(asked.scenario or default_scenario(asked.data, NUM_CLASSES[asked.data]))
     return Setting(asked.data, scenario, asked.method, asked.ccfa, memory, asked.mix, options)
+
+
+def _canonical(scenario: str) -> str:
+    """B50-inc10 for `50,10,10,10,10,10` as well."""
+    first, *later = (stage.num_new for stage in parse_scenario(scenario, NUM_CLASSES["cifar100"]))
+    return f"B{first}-inc{later[0]}" if len(set(later)) == 1 else scenario
 
 
 def experiment_for(cell: Cell | Setting, order: str | None, seed: int) -> Experiment:

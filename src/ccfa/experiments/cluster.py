@@ -76,7 +76,10 @@ def _is_left_to_us() -> bool:
     """Whether nobody has cancelled the job or queued it again: Slurm still calls it running then."""
     if os.environ.get("SUBMITIT_EXECUTOR") != "slurm":
         return True
-    words = ["squeue", "--noheader", "--format=%T", f"--jobs={os.environ['SLURM_JOB_ID']}"]
+    job = os.environ["SLURM_JOB_ID"]  # of an array's last task it is the whole array's
+    if "SLURM_ARRAY_TASK_ID" in os.environ:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    words = ["squeue", "--noheader", "--format=%T", f"--jobs={job}"]
     return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False).stdout.strip() == "RUNNING"
 
 

@@ -86,6 +86,7 @@ def _options(experiment: Experiment) -> set[str]:
     options = set(schema(factory(experiment.method)))
     if experiment.ccfa:
         options |= {f"ccfa.{phase}{name}" for phase in ("", "balanced.") for name in schema(CCFA)}
+        options.remove("ccfa.balanced.phases")
     if experiment.mix:
         options |= {f"mix.{name}" for name in schema(choose("mixing", experiment.mix, MIXES))}
     return options

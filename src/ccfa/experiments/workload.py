@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ccfa.data import Stage
 from ccfa.learning.batches import num_batches
 from ccfa.methods import Method
-from ccfa.methods.holding_out import held_out, not_held_out, num_held_out
+from ccfa.methods.holding_out import held_out, held_out_exemplars, not_a_tenth, not_held_out, num_held_out
 from ccfa.methods.method import RowSelector
 from ccfa.methods.parts import balanced_exemplars, new_and_exemplars
 
@@ -18,7 +18,7 @@ class Work(NamedTuple):
     images: int
 
 
-def workload(method: Method, stages: Sequence[Stage], class_sizes: Sequence[int]) -> list[Work]:
+def workload(method: Method, stages: Sequence[Stage], class_sizes: list[int]) -> list[Work]:
     """The work of each stage; `class_sizes` are the training images of each class, in learning order."""
     budget = method.memory
     works = []
@@ -33,10 +33,14 @@ def workload(method: Method, stages: Sequence[Stage], class_sizes: Sequence[int]
             balanced_exemplars: sum(balanced),
             not_held_out: new + sum(stored) - apart,
             held_out: sum(map(num_held_out, balanced)),
+            not_a_tenth: sum(
+                size - num_held_out(size) for size in class_sizes[stage.num_old : stage.num_seen] + stored
+            ),
+            held_out_exemplars: sum(map(num_held_out, balanced)),
         }
         steps = images = 0
         for phase in method.phases(stage):
-            num_rows = rows.get(phase.rows, new)
+            num_rows = rows.get(phase.rows, new + sum(stored))  # of one's own selector this is the best guess
             batches = phase.epochs * num_batches(num_rows, phase.batch_size)
             steps += batches
             images += batches * min(phase.batch_size, num_rows)

@@ -2,16 +2,17 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from ccfa.errors import CcfaError, DataError, Stopped, UsageError
+from ccfa.errors import CcfaError, DataError, ResourceError, Stopped, UsageError
 from ccfa.experiments.cells import Cell
 from ccfa.experiments.experiment import Experiment
+from ccfa.experiments.files import require_place
 from ccfa.experiments.first_stage import FirstStages
 from ccfa.experiments.ledger import ORDERS, can_run, left_to_run, read_results, store_result
 from ccfa.experiments.schedule import Outcome
@@ -95,10 +96,11 @@ def write_pages(wanted: Wanted, console: Console) -> None:
         console.print(f"Written: {path}", soft_wrap=True)
 
 
-def commands(wanted: Wanted) -> list[list[str]]:
+def commands(wanted: Wanted, speed: Sequence[str] = ()) -> list[list[str]]:
     """The runs that are missing, each as a command that goes on where it was and does nothing once it is done."""
     shared = ["--first-stages", str(wanted.shared_stages), "--results", str(wanted.results)]
     shared += ["--data-dir", str(wanted.data_dir)] if wanted.data_dir else []
+    shared += speed
 
     def command(experiment: Experiment) -> list[str]:
         method, *options = experiment.arguments()
@@ -107,9 +109,9 @@ def commands(wanted: Wanted) -> list[list[str]]:
     return [command(experiment) for experiment in wanted.left()]
 
 
-def print_plan(wanted: Wanted, console: Console) -> None:
+def print_plan(wanted: Wanted, speed: Sequence[str], console: Console) -> None:
     """One command per line, for any queue."""
-    planned = commands(wanted)
+    planned = commands(wanted, speed)
     if not planned:
         print(wanted.nothing_to_do(), file=sys.stderr)
     for words in planned:
@@ -118,6 +120,7 @@ def print_plan(wanted: Wanted, console: Console) -> None:
 
 def submit_jobs(
     wanted: Wanted,
+    speed: Sequence[str],
     console: Console,
     partition: str | None,
     minutes: float | None,
@@ -129,7 +132,7 @@ def submit_jobs(
 
     folder = wanted.out / "slurm"
     limit = SLURM_MINUTES if minutes is None else round(minutes)
-    jobs = submit(commands(wanted), folder, partition=partition, minutes=limit, at_once=at_once, options=options)
+    jobs = submit(commands(wanted, speed), folder, partition=partition, minutes=limit, at_once=at_once, options=options)
     console.print(f"{counted(len(jobs), 'job')} submitted; their logs are in {folder}.", soft_wrap=True)
     for job in jobs:
         console.print(job.job_id)
@@ -147,6 +150,7 @@ def fill_shown(
     """Run what is missing and keep the report of each run that finishes; an error at the end if some run failed."""
     require_minutes("--checkpoint-minutes", checkpoint_minutes)
     require_minutes("--minutes", minutes)
+    require_place(wanted.results)
     experiments = wanted.left()
     if not experiments:
         console.print(wanted.nothing_to_do())
@@ -156,9 +160,13 @@ def fill_shown(
     def on_end(outcome: Outcome) -> None:
         name = outcome.job.directory.path.name
         if outcome.report:
-            path = store_result(outcome.report, wanted.results)
             average = outcome.report.own_metrics["average_incremental_accuracy"]
-            console.print(f"{name}  average {average:.2%}  {path}", soft_wrap=True)
+            try:
+                path = store_result(outcome.report, wanted.results)
+            except ResourceError as error:  # the other runs go on; repeating the command keeps this report
+                console.print(f"{name}  average {average:.2%}, but the report is not kept: {error}", soft_wrap=True)
+            else:
+                console.print(f"{name}  average {average:.2%}  {path}", soft_wrap=True)
         elif isinstance(outcome.error, CcfaError):
             console.print(f"{name}: {outcome.error}", soft_wrap=True)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from rich.table import Table as Screen
 
 from ccfa.errors import unknown
-from ccfa.experiments.cells import Cell, Setting, Table
-from ccfa.experiments.ledger import ORDERS, Measured, Result, can_run, gpu_minutes, measured
+from ccfa.experiments.cells import Cell, Table
+from ccfa.experiments.ledger import Measured, Result, can_run, gpu_minutes, measured, orders_left
 from ccfa.experiments.tables import TABLES
 from ccfa.methods import METHODS
 from ccfa.reporting.values import Value
@@ -56,7 +56,7 @@ def table_screen(table: Table, results: Sequence[Result]) -> Screen:
         screen.add_column(column, justify="right")
     for label, row in table.rows.items():
         texts = ["\n".join(_lines(cell, results)) if cell else "-" for cell in row]
-        copied = any(cell and cell.source == "copied" for cell in row)
+        copied = all(cell.source == "copied" for cell in row if cell)
         screen.add_row(f"{label}\n(copied)" if copied else label, *texts)
     return screen
 
@@ -67,9 +67,9 @@ def overview_screen(results: Sequence[Result]) -> Screen:
     for table in TABLES.values():
         printed = [cell for row in table.rows.values() for cell in row if cell]
         done = sum(measured(cell, results) is not None for cell in printed)
-        settings = dict.fromkeys(cell.setting for cell in printed if can_run(cell.setting))
-        minutes = sum(minutes_left(setting, results) for setting in settings)
-        cost = f"~{minutes:,.0f} min" if settings else "data not here"
+        one_each = {cell.setting: cell for cell in printed if can_run(cell.setting)}
+        minutes = sum(minutes_left(cell, results) for cell in one_each.values())
+        cost = f"~{minutes:,.0f} min" if one_each else "data not here"
         screen.add_row(table.name, table.title, str(len(printed)), str(done), cost)
     return screen
 
@@ -80,9 +80,9 @@ def _lines(cell: Cell, results: Sequence[Result]) -> Iterator[str]:
     if ours:
         yield _narrow(str(Value(ours.mean, ours.spread)))
         yield f"{ours.mean - cell.value:+.2f} ({len(ours.results)})"
-    if cell.slip:
+    if not cell.is_target:
         yield "misprint"
-    elif can_run(cell.setting) and (minutes := minutes_left(cell.setting, results)):
+    elif can_run(cell.setting) and (minutes := minutes_left(cell, results)):
         yield f"~{minutes:.0f} min"
     elif not ours:
         yield "no data" if cell.setting.method in METHODS else "no method"
@@ -102,7 +102,6 @@ def paper_text(cell: Cell) -> str:
     return str(Value(cell.value, math.nan if cell.deviation is None else cell.deviation))
 
 
-def minutes_left(setting: Setting, results: Sequence[Result]) -> float:
-    """What the runs of a cell that are missing would cost, in GPU minutes."""
-    done = {result.experiment.order for result in results if result.setting == setting}
-    return gpu_minutes(setting) * sum(order not in done for order in ORDERS)
+def minutes_left(cell: Cell, results: Sequence[Result]) -> float:
+    """What the runs that a cell lacks would cost, in GPU minutes."""
+    return gpu_minutes(cell.setting) * len(orders_left(cell, results))

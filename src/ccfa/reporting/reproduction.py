@@ -20,7 +20,8 @@ EXPLANATIONS = (
     "reports, whose `metrics` hold the values of single runs.",
     "The command repeats all runs of a cell. Add `--data-dir DIR` where CIFAR-100 is not in `$CCFA_DATA`, and "
     "`--results DIR` to keep the reports.",
-    "GPU min: the runs' time divided by the number of runs at once, roughly their share of the device.",
+    "GPU min: the runs' time divided by the number of runs at once. Fewer may have been at work at the end, so it is a "
+    "lower bound.",
     COST,
     "†: the commit was recorded wrongly and corrected by hand (benchmarks/RESULTS.md).",
 )
@@ -110,9 +111,9 @@ def _gains(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _paired(plugged: Setting, alone: Setting, results: Sequence[Result]) -> list[float]:
-    def averages(setting: Setting) -> dict[tuple[str | None, int], float]:
+    def averages(setting: Setting) -> dict[tuple[str, int], float]:
         return {
-            (result.experiment.order, result.experiment.seed): result.report.own_metrics["average_incremental_accuracy"]
+            (result.order, result.experiment.seed): result.report.own_metrics["average_incremental_accuracy"]
             for result in results
             if result.setting == setting
         }
@@ -149,7 +150,7 @@ def _page_cell(cell: Cell, results: Sequence[Result]) -> list[str]:
     )
     command = f"`{cell_command(setting)}`" if can_run(setting) else ""
     if ours is None:
-        cost = f"~{minutes_left(setting, results):.0f}" if can_run(setting) else ""
+        cost = f"~{minutes_left(cell, results):.0f}" if can_run(setting) else ""
         return [paper, "", "", "", cost, "", "", command]
     difference = f"{ours.mean - cell.value:+.2f}"
     if cell.is_target and abs(ours.mean - cell.value) > CLOSE:
@@ -161,7 +162,7 @@ def _page_cell(cell: Cell, results: Sequence[Result]) -> list[str]:
         value += f" (by Lee et al. 2019: {Value(by_lee.mean, by_lee.spread)})" if by_lee else ""
     runs = ours.results
     seeds = sorted({result.experiment.seed for result in runs})
-    orders = sorted({result.experiment.order or "" for result in runs})
+    orders = sorted({result.order for result in runs})
     environments = [result.report.environment for result in runs]
     return [
         paper,
