@@ -133,11 +133,12 @@ class Table(Speed):
     fill: bool = False
     """Run what is missing, the most valuable first, and keep each report in the results."""
     plan: bool = False
-    """Print the missing runs as one command per line; each may be repeated, and continues where it was."""
+    """Print the missing runs as one command per line. Repeating a command continues its run."""
     slurm: bool = False
     """Submit what is missing as Slurm jobs; needs the extra `cluster`."""
     minutes: float | None = None
-    """Stop filling after so many minutes, with exit code 75; repeat the command to go on. A Slurm job's time limit."""
+    """Stop filling before so many minutes are over, with exit code 75; repeat the command to continue.
+    With --slurm: the time limit of a job."""
     at_once: int = 1
     """How many runs share the device, or how many Slurm jobs run at a time."""
     orders: int = 3

@@ -97,7 +97,7 @@ def write_pages(wanted: Wanted, console: Console) -> None:
 
 
 def commands(wanted: Wanted, speed: Sequence[str] = ()) -> list[list[str]]:
-    """The runs that are missing, each as a command that goes on where it was and does nothing once it is done."""
+    """The missing runs, each as a command that continues its run and does nothing once the run is finished."""
     shared = ["--first-stages", str(wanted.shared_stages), "--results", str(wanted.results)]
     shared += ["--data-dir", str(wanted.data_dir)] if wanted.data_dir else []
     shared += speed
