@@ -147,11 +147,13 @@ def _captured(
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """No garbage collection: a graph of an earlier phase that is freed by the capturing thread ends the capture."""
+    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_on:
+            gc.enable()
 
 
 @dataclass(frozen=True)
