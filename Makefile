@@ -16,7 +16,7 @@ test: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist worksteal
 
 # Faults at every place, minutes of fuzzing, and random kills; half an hour on two cores. Not part of `test`.
 KILLS ?= 200

@@ -12,6 +12,11 @@ from ccfa import cli, failpoints
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items):
+    """The slow tests first, so that no worker is left with them at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture
 def fail(monkeypatch):
     """Makes named places fail, as CCFA_FAIL says, counted from now."""

@@ -215,7 +215,7 @@ def test_jobs_that_slurm_stops_continue_and_end_the_same(place, undisturbed, rea
         assert run_digest(place / out) == undisturbed
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.row("K21")
 def test_a_preempted_job_is_queued_again_and_ends_the_same(place, undisturbed, real_slurm):
     (job,) = submit([words("run")], place / "jobs", partition="low", **ONE_JOB)
@@ -227,7 +227,7 @@ def test_a_preempted_job_is_queued_again_and_ends_the_same(place, undisturbed, r
     assert run_digest(place / "run") == undisturbed
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.row("K21")
 def test_a_cancelled_job_saves_and_stays_cancelled(place, real_slurm):
     failing, job = submit([["ccfa", "run", "podnext"], words("run")], place / "jobs", partition="low", **ONE_JOB)
