@@ -32,16 +32,25 @@ class Lane:
         return self._branches[name]
 
 
-_HERE = threading.local()  # the lane of this thread
-_IDLE: dict[torch.device, list[Lane]] = {}  # for the next run, with the memory the allocator keeps for their streams
+_HERE = threading.local()  # .lanes: those of this thread, by the number of their device
+_IDLE: dict[int, list[Lane]] = {}  # for the next run, with the memory the allocator keeps for their streams
 
 
 def lane_here(device: torch.device) -> Lane:
     """The lane of this thread; a thread that borrowed none gets one for itself."""
-    if not hasattr(_HERE, "lane"):
-        _HERE.lane = Lane(device)
-    lane: Lane = _HERE.lane
-    return lane
+    lanes, number = _lanes_here(), _number(device)
+    if number not in lanes:
+        lanes[number] = Lane(device)
+    return lanes[number]
+
+
+def _lanes_here() -> dict[int, Lane]:
+    lanes: dict[int, Lane] = _HERE.__dict__.setdefault("lanes", {})
+    return lanes
+
+
+def _number(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def _unshared_stream(device: torch.device) -> torch.cuda.Stream:
@@ -61,16 +70,19 @@ def own_stream(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    idle = _IDLE.setdefault(device, [])
+    lanes, number = _lanes_here(), _number(device)
+    idle = _IDLE.setdefault(number, [])
     try:
         lane = idle.pop()
     except IndexError:
         lane = Lane(device)
-    _HERE.lane = lane
+    before, lanes[number] = lanes.get(number), lane
     try:
         with torch.cuda.stream(lane.main):
             yield
             lane.main.synchronize()
         idle.append(lane)  # unless an error left work behind
     finally:
-        del _HERE.lane
+        del lanes[number]
+        if before:
+            lanes[number] = before
