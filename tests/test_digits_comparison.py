@@ -10,7 +10,7 @@ from ccfa.learning import Learner
 
 pytestmark = pytest.mark.slow
 
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1)
 EPOCHS = {"finetune": 8, "joint": 8, "ucir": 10, "podnet": 8}
 
 
@@ -18,7 +18,7 @@ def average_accuracy(method, seed, ccfa=False):
     options = ({"epochs": str(EPOCHS[method])} if method in EPOCHS else {}) | (
         {"balanced_epochs": "8"} if method == "podnet" else {}
     )
-    resolved = resolve(Experiment(method, ccfa=ccfa, scenario="4,2,2,2", seed=seed, options=options))
+    resolved = resolve(Experiment(method, ccfa=ccfa, scenario="4,3,3", seed=seed, options=options))
     learner = Learner(resolved.method, resolved.train, seed=seed)
     predictions, labels = [], []
     for stage in resolved.stages:
