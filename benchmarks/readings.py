@@ -2,6 +2,7 @@
 
     python benchmarks/readings.py --data-dir DIR --at-once 8      # the main ones, one order and seed
     python benchmarks/readings.py --only podnet ccfa full --seeds 1 2 3 --orders podnet-0 podnet-1
+    python benchmarks/readings.py --again podnet ccfa full --again-seeds 2 3      # all once, these with more seeds
 
 L_cls is a mean over real rows and five augmented rows for each. Its weights are written (b, h, a): of the real rows'
 mean loss in the backbone's gradient, of the same in the head's gradient, and of the augmented rows' mean in the head's.
@@ -10,6 +11,7 @@ As printed in the paper they are (1/6, 1/6, 5/6). The backbone does not learn in
 
 import argparse
 import math
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +56,8 @@ def main() -> None:
     parser.add_argument("--memory", type=int)
     parser.add_argument("--orders", nargs="*", default=["podnet-0"])
     parser.add_argument("--seeds", nargs="*", type=int, default=[1])
+    parser.add_argument("--again", nargs="*", default=[], choices=list(READINGS), help="those to run with more seeds")
+    parser.add_argument("--again-seeds", nargs="*", type=int, default=[2, 3])
     parser.add_argument("--validation", type=float, default=0.1)
     parser.add_argument("--set", nargs="*", default=[], help="further options for all, NAME=VALUE")
     parser.add_argument("--out", type=Path, default=Path("runs/readings"))
@@ -64,8 +68,8 @@ def main() -> None:
     device = pick_device(asked.device)
     common = dict(text.split("=", 1) for text in asked.set)
     runs: dict[str, tuple[str, tuple[str, int], Experiment]] = {}
-    for name in asked.only:
-        for key in ((order, seed) for order in asked.orders for seed in asked.seeds):
+    for names, seeds in ((asked.only, asked.seeds), (asked.again, asked.again_seeds)):
+        for name, order, seed in product(names, asked.orders, seeds):
             ccfa, options = READINGS[name]
             experiment = Experiment(
                 "podnet",
@@ -73,12 +77,12 @@ def main() -> None:
                 data=asked.data,
                 scenario=asked.scenario,
                 memory=asked.memory,
-                order=key[0],
-                seed=key[1],
+                order=order,
+                seed=seed,
                 validation=asked.validation,
                 options={**common, **options},
             )
-            runs[experiment.name] = name, key, experiment
+            runs[experiment.name] = name, (order, seed), experiment
     console = Console(width=200)
     with stoppable(asked.minutes) as stop:
         try:
