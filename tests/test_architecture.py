@@ -36,12 +36,6 @@ def test_no_method_and_not_the_learner_name_the_augmentation(package):
         assert "ccfa" not in text.lower(), f"{path.relative_to(SOURCE)} names CCFA"
 
 
-def test_a_file_is_a_chapter():
-    sizes = {str(path.relative_to(SOURCE)): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
-    assert {name: size for name, size in sizes.items() if size > 250} == {}
-    assert sorted(sizes.values())[len(sizes) // 2] < 100
-
-
 def test_there_is_no_drawer_for_odds_and_ends():
     assert [name for name in names(FILES) if re.search(r"(utils?|helpers?|misc|common)\.py$", name)] == []
 

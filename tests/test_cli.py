@@ -40,7 +40,6 @@ def test_a_run_ends_with_code_0_and_says_where_its_directory_is(finished):
     assert RunDirectory(path).report().finished
 
 
-@pytest.mark.row("O2")
 def test_piped_output_has_no_escape_codes_and_no_carriage_returns(finished):
     _, result = finished
     assert not set(b"\x1b\r") & set(result.stdout)
@@ -89,7 +88,6 @@ USAGE = [
 ]
 
 
-@pytest.mark.row("G3", "G5")
 @pytest.mark.parametrize(("arguments", "said"), USAGE, ids=[" ".join(arguments)[:50] for arguments, _ in USAGE])
 def test_mistakes_are_explained_and_leave_nothing_behind(call, tmp_path, arguments, said):
     code, _, err = call(*arguments)
@@ -126,7 +124,6 @@ def test_what_is_no_run_is_code_4(call, tmp_path, finished):
     assert "nothing does not exist" in err
 
 
-@pytest.mark.row("N4")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_gpu_that_is_not_there_is_code_5(tmp_path):
     result = command("run", "podnet", "--device", "cuda", cwd=tmp_path)
@@ -187,7 +184,6 @@ def test_a_rate_that_diverges_at_once_names_the_first_epoch(call, tmp_path):
     assert RunDirectory(tmp_path / "run").read_json("status.json")["state"] == "failed"
 
 
-@pytest.mark.row("K14", "K15")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_run_says_so(tmp_path, number, code):
     process = subprocess.Popen(
@@ -248,7 +244,6 @@ def test_a_terminal_shows_a_live_line_and_gets_its_cursor_back(tmp_path, columns
     assert "\x1b[2K" in written
 
 
-@pytest.mark.row("O2")
 def test_no_color_is_respected(tmp_path):
     written = on_a_terminal("list", "methods", cwd=tmp_path, NO_COLOR="1")
     assert "podnet" in written
@@ -256,7 +251,6 @@ def test_no_color_is_respected(tmp_path):
     assert not codes & {str(code) for code in (*range(30, 50), *range(90, 108))}
 
 
-@pytest.mark.row("O1")
 def test_a_terminal_that_knows_only_ascii_gets_question_marks(tmp_path):
     result = command(*PODNET, *SHORT, "--out", "run", cwd=tmp_path, **ASCII)
     assert (result.returncode, result.stderr) == (0, b"")
@@ -264,7 +258,6 @@ def test_a_terminal_that_knows_only_ascii_gets_question_marks(tmp_path):
     assert RunDirectory(tmp_path / "run").report().finished
 
 
-@pytest.mark.row("O1")
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["runn"]])
 def test_help_and_mistakes_print_on_an_ascii_terminal(tmp_path, arguments):
     result = command(*arguments, cwd=tmp_path, **ASCII)
@@ -273,7 +266,6 @@ def test_help_and_mistakes_print_on_an_ascii_terminal(tmp_path, arguments):
     assert b"Traceback" not in result.stderr
 
 
-@pytest.mark.row("K17")
 def test_a_reader_that_has_gone_is_no_reason_for_a_traceback(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
@@ -285,7 +277,6 @@ def test_a_reader_that_has_gone_is_no_reason_for_a_traceback(tmp_path):
     assert b"Traceback" not in result.stderr
 
 
-@pytest.mark.row("D5")
 def test_out_may_not_be_a_file_or_below_one(call, tmp_path):
     (tmp_path / "file").write_text("mine")
     for out, expected in (("file", 2), ("file/run", 5)):
@@ -346,7 +337,6 @@ def test_a_folder_of_photos_is_learned_end_to_end(call, tmp_path):
     assert contents(folder) == before
 
 
-@pytest.mark.row("E3")
 def test_a_broken_image_is_named_before_training(call, tmp_path):
     broken = photos(tmp_path / "photos") / "bee" / "grey.png"
     broken.write_bytes(broken.read_bytes()[:60])

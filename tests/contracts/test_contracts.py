@@ -145,7 +145,6 @@ def test_predictions_are_seen_classes(name, augmentation):
     assert network(torch.zeros(2, 3, 8, 8)).shape == (2, 6)
 
 
-@pytest.mark.row("N7")
 @every_combination
 def test_same_seed_same_bits_and_the_method_unchanged(name, augmentation):
     method = plugged(tiny(name), augmentation)
@@ -159,7 +158,6 @@ def test_same_seed_same_bits_and_the_method_unchanged(name, augmentation):
     assert len(method.feature_augmentations) == (augmentation == "ccfa")
 
 
-@pytest.mark.row("N7")
 @every_combination
 def test_another_seed_differs(name, augmentation):
     method = plugged(tiny(name), augmentation)
@@ -223,7 +221,6 @@ def test_memory_keeps_its_budget_and_its_exemplars(name, augmentation, budget):
         stored = memory
 
 
-@pytest.mark.row("G2")
 @every_combination
 def test_one_class_at_a_time(name, augmentation):
     result = run(plugged(tiny(name), augmentation), stages=split(6, 1, 1)[:3])

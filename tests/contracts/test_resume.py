@@ -92,7 +92,6 @@ def places(taken):
     return sorted(chosen.values())
 
 
-@pytest.mark.row("K2", "K3")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_resuming_equals_not_stopping(variant):
     method = method_of(variant)
@@ -108,7 +107,6 @@ def test_resuming_equals_not_stopping(variant):
         assert epochs == [entry for entry in observer.taken[number + 1 :] if isinstance(entry, dict)]
 
 
-@pytest.mark.row("K5")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_resuming_between_stages_equals_not_stopping(variant):
     method = method_of(variant)

@@ -144,7 +144,6 @@ def flipped(content, position):
     return content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
 
 
-@pytest.mark.row("E1")
 @pytest.mark.parametrize(
     ("form", "name", "content", "match"),
     [
@@ -172,7 +171,6 @@ def test_damaged_folders_are_refused(form, name, content, match, tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.row("E1")
 @pytest.mark.parametrize("form", FORMS)
 def test_missing_file_is_named(form, tmp_path):
     folder = write_folder(tmp_path, form)
@@ -192,7 +190,6 @@ class Canary:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.row("C7")
 @pytest.mark.parametrize("protocol", range(6))
 def test_pickles_that_run_code_are_refused(protocol, tmp_path):
     canary = tmp_path / "canary"
@@ -209,7 +206,6 @@ def test_only_latin1_is_encoded_by_a_pickle(tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.row("E1")
 def test_altered_archives_are_refused_before_they_are_opened(tmp_path):
     edition = write_archive(tmp_path, "cifar-100-binary")
     path = tmp_path / "cifar-100-binary.tar.gz"
@@ -228,7 +224,6 @@ def hostile(name, kind, size=0):
     return [(member, b"\0" * size)]
 
 
-@pytest.mark.row("E2", "C10")
 @pytest.mark.parametrize(
     ("extra", "match"),
     [
@@ -244,7 +239,6 @@ def test_hostile_archives_are_refused(extra, match, tmp_path):
         load(tmp_path, edition)
 
 
-@pytest.mark.row("E2", "C10")
 def test_members_outside_the_folder_are_never_written(tmp_path):
     extra = hostile("../escaped", tarfile.REGTYPE, 5) + hostile("/etc/escaped", tarfile.SYMTYPE)
     edition = write_archive(tmp_path / ".", "cifar-100-binary", extra)
@@ -297,7 +291,6 @@ def test_download_is_checked_and_appears_whole(tmp_path):
     assert_tiny(*load(target, edition))
 
 
-@pytest.mark.row("O4")
 def test_no_network_says_what_to_put_where(tmp_path, monkeypatch):
     def offline(*args, **kwargs):
         raise OSError("no route to host")

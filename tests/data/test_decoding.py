@@ -34,14 +34,12 @@ def test_lossless_formats_are_exact(name, tmp_path):
     np.testing.assert_array_equal(decoded(picture(), tmp_path / name), array(picture()))
 
 
-@pytest.mark.row("E9")
 def test_content_decides_not_the_ending(tmp_path):
     found = decoded(picture(), tmp_path / "photo.jpg", format="PNG")
     np.testing.assert_array_equal(found, array(picture()))
     np.testing.assert_array_equal(decoded(picture(), tmp_path / "photo", format="PNG"), array(picture()))
 
 
-@pytest.mark.row("E5")
 @pytest.mark.parametrize("mode", ["L", "1", "P", "CMYK", "YCbCr"])
 def test_modes_without_alpha(mode, tmp_path):
     image = picture(mode)
@@ -49,7 +47,6 @@ def test_modes_without_alpha(mode, tmp_path):
     np.testing.assert_array_equal(decoded(image, tmp_path / name), array(image))
 
 
-@pytest.mark.row("E5")
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
 def test_alpha_lies_over_white(mode, tmp_path):
     image = picture(mode)
@@ -59,7 +56,6 @@ def test_alpha_lies_over_white(mode, tmp_path):
     np.testing.assert_allclose(decoded(image, tmp_path / "a.png"), expected, atol=1)
 
 
-@pytest.mark.row("E5")
 def test_transparent_palette_colour_is_white(tmp_path):
     image = Image.new("P", (SIDE, SIDE), 0)
     image.putpalette([0, 0, 0, 200, 10, 20])
@@ -69,7 +65,6 @@ def test_transparent_palette_colour_is_white(tmp_path):
     assert found[:, 0, 0].tolist() == [200, 10, 20]
 
 
-@pytest.mark.row("E6")
 @pytest.mark.parametrize("name", ["a.png", "a.tiff", "a.pgm"])
 def test_sixteen_bits_are_scaled(name, tmp_path):
     values = np.linspace(0, 65535, SIDE * SIDE).reshape(SIDE, SIDE).astype(np.uint16)
@@ -82,7 +77,6 @@ def test_dark_sixteen_bits_stay_dark(tmp_path):
     assert np.all(decoded(Image.fromarray(values), tmp_path / "a.png") == 10)
 
 
-@pytest.mark.row("E6")
 def test_floats_are_scaled_by_their_range(tmp_path):
     values = np.linspace(-3, 7, SIDE * SIDE).reshape(SIDE, SIDE).astype(np.float32)
     found = decoded(Image.fromarray(values), tmp_path / "a.tiff")
@@ -104,7 +98,6 @@ UPRIGHT = {  # what a viewer does for each orientation tag
 }
 
 
-@pytest.mark.row("E7")
 @pytest.mark.parametrize("orientation", UPRIGHT)
 def test_exif_orientation(orientation, tmp_path):
     exif = Image.Exif()
@@ -113,7 +106,6 @@ def test_exif_orientation(orientation, tmp_path):
     np.testing.assert_array_equal(found, array(UPRIGHT[orientation](picture())))
 
 
-@pytest.mark.row("E8")
 @pytest.mark.parametrize("name", ["a.gif", "a.webp", "a.tiff", "a.png"])
 def test_first_frame_of_many(name, tmp_path):
     first, second = (Image.new("RGB", (SIDE, SIDE), colour) for colour in ("red", "blue"))
@@ -122,7 +114,6 @@ def test_first_frame_of_many(name, tmp_path):
     np.testing.assert_array_equal(found, array(first))
 
 
-@pytest.mark.row("E4")
 @pytest.mark.parametrize("size", [(60, 20), (20, 60), (41, 20), (20, 20), (1, 1), (3, 2000)])
 @pytest.mark.parametrize("target", [8, 20, 32])
 def test_centre_square_is_resized(size, target, tmp_path):
@@ -148,7 +139,6 @@ def png_header(width, height):
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + end
 
 
-@pytest.mark.row("E4")
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize(
     ("size", "match"),
@@ -165,7 +155,6 @@ def test_too_many_pixels_are_refused_from_the_header(size, match, tmp_path):
         decode_image(path, SIDE)
 
 
-@pytest.mark.row("E3")
 @pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.bmp", "a.tiff"])
 def test_half_a_file_is_refused(name, tmp_path):
     path = tmp_path / name
@@ -176,7 +165,6 @@ def test_half_a_file_is_refused(name, tmp_path):
         decode_image(path, SIDE)
 
 
-@pytest.mark.row("E3")
 @pytest.mark.parametrize("content", [b"", b"just text", b"%PDF-1.4", b"8BPS\0\1", b"\xff\xd8\xff"])
 def test_what_is_not_an_image_is_refused(content, tmp_path):
     path = tmp_path / "a.jpg"

@@ -65,7 +65,6 @@ def test_train_may_be_a_class(tmp_path):
     assert load_folder(tmp_path, image_size=4)[0].class_names == ("train", "tram")
 
 
-@pytest.mark.row("E9", "E11")
 def test_what_is_not_data_is_passed_over(flat):
     (flat / "README.txt").write_text("about these photos")
     (flat / ".cache").mkdir()
@@ -78,14 +77,12 @@ def test_what_is_not_data_is_passed_over(flat):
     assert torch.bincount(images.labels).tolist() == [6, 5, 5]
 
 
-@pytest.mark.row("E10")
 def test_linked_class_folders_are_followed(flat, tmp_path):
     elsewhere = add_class(tmp_path / "elsewhere", (1, 2, 3), num=2)
     (flat / "dog").symlink_to(elsewhere, target_is_directory=True)
     assert load_classes(flat, image_size=4).class_names == ("ant", "bee", "cat", "dog")
 
 
-@pytest.mark.row("E3", "E10")
 def test_bad_files_are_listed_together(flat):
     (flat / "ant" / "note.jpg").write_text("text")
     half = flat / "bee" / "half.png"
@@ -122,7 +119,6 @@ def test_good_folders_give_no_warning(tmp_path):
         load_folder(tmp_path, image_size=4, skip_bad=True)
 
 
-@pytest.mark.row("E13")
 def test_classes_without_usable_images(flat):
     (flat / "dog").mkdir()
     with pytest.raises(DataError, match=r"No usable images in the classes \['dog'\]"):
@@ -132,14 +128,12 @@ def test_classes_without_usable_images(flat):
         load_folder(flat, skip_bad=True)
 
 
-@pytest.mark.row("E14")
 def test_one_image_cannot_be_held_out(flat):
     add_class(flat / "dog", (1, 2, 3), num=1)
     with pytest.raises(DataError, match="'dog' has 1 image"):
         load_folder(flat, image_size=4)
 
 
-@pytest.mark.row("E18", "E9")
 def test_wrong_layouts_show_the_expected_one(flat, tmp_path):
     def refused(root, match):
         with pytest.raises(DataError, match=rf"(?s){match}.*FOLDER/train/<class>"):
@@ -156,7 +150,6 @@ def test_wrong_layouts_show_the_expected_one(flat, tmp_path):
     refused(flat, "inner is a folder inside a class folder")
 
 
-@pytest.mark.row("E10")
 def test_loops_of_links_end(flat):
     (flat / "ant" / "back").symlink_to(flat, target_is_directory=True)
     with pytest.raises(DataError, match="back is a folder inside a class folder"):
@@ -171,7 +164,6 @@ def test_train_and_test_must_have_the_same_classes(tmp_path):
         load_folder(tmp_path, image_size=4)
 
 
-@pytest.mark.row("E12", "E16")
 @pytest.mark.parametrize("twins", [("Bee", "bee"), ("bee", "bee "), ("caf\u00e9", "cafe\u0301")])
 def test_twin_class_names_are_refused(twins, tmp_path):
     for name in twins:
@@ -182,7 +174,6 @@ def test_twin_class_names_are_refused(twins, tmp_path):
         load_folder(tmp_path)
 
 
-@pytest.mark.row("E12")
 def test_unusual_names_stay_as_they_are(tmp_path):
     names = ['it\'s "one"', "\U0001f41d", "a b", "cafe\u0301", "x" * 255]
     for name in names:
@@ -191,7 +182,6 @@ def test_unusual_names_stay_as_they_are(tmp_path):
     assert list(load_classes(tmp_path, image_size=4).class_names) == expected
 
 
-@pytest.mark.row("E12")
 @pytest.mark.parametrize("name", [b"caf\xe9", b"two\nlines"])
 def test_names_that_cannot_be_printed_are_refused(name, tmp_path):
     os.mkdir(os.fsencode(tmp_path) + b"/" + name)
@@ -200,7 +190,6 @@ def test_names_that_cannot_be_printed_are_refused(name, tmp_path):
     str(caught.value).encode("utf-8")
 
 
-@pytest.mark.row("E12")
 def test_unprintable_bad_files_are_listed(flat):
     with open(os.fsencode(flat / "ant") + b"/\xff.png", "wb"):
         pass

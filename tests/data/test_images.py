@@ -38,7 +38,6 @@ def test_labels_of_any_integer_type(dtype):
     assert images.labels.tolist() == [0, 2, 1]
 
 
-@pytest.mark.row("E24")
 def test_strided_and_read_only_arrays_are_copied():
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 3, 2, 2)
     pixels.flags.writeable = False
@@ -50,7 +49,6 @@ GOOD = np.zeros((4, 3, 2, 2), np.uint8)
 LABELS = np.array([0, 1, 2, 0])
 
 
-@pytest.mark.row("E24")
 @pytest.mark.parametrize(
     ("images", "match"),
     [
@@ -71,7 +69,6 @@ def test_wrong_images_are_refused(images, match):
         ImageSet(images, LABELS, NAMES)
 
 
-@pytest.mark.row("E25")
 @pytest.mark.parametrize(
     ("labels", "match"),
     [
@@ -150,7 +147,6 @@ def test_hold_out_refuses_what_cannot_be_split():
         make([0, 0]).hold_out(0.5, seed=-1)
 
 
-@pytest.mark.row("E25")
 def test_require_same_classes_names_what_is_missing():
     whole = make([0, 1, 2])
     require_same_classes(whole, make([2, 1, 0, 0]))

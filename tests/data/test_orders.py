@@ -37,7 +37,6 @@ def test_imagenet_lists_are_recognised():
         wnids("imagenet10")
 
 
-@pytest.mark.row("G7")
 @pytest.mark.parametrize(
     ("name", "data", "match"),
     [

@@ -14,7 +14,6 @@ def sizes(stages):
     return [stage.num_new for stage in stages]
 
 
-@pytest.mark.row("G2")
 @pytest.mark.parametrize(
     ("scenario", "num_classes", "expected"),
     [
@@ -50,7 +49,6 @@ def test_split_against_a_plain_count(num_classes, data):
     assert split(num_classes, initial, sizes(stages)[1:]) == stages
 
 
-@pytest.mark.row("G2")
 @pytest.mark.parametrize(
     ("scenario", "match"),
     [

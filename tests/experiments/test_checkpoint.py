@@ -252,14 +252,12 @@ def test_where_nothing_can_be_written_the_last_one_stays(tmp_path):
         Checkpoints(tmp_path / "file" / "checkpoints", CONFIG).save(value(1), {})
 
 
-@pytest.mark.row("C8")
 def test_a_file_of_any_size_is_not_read_into_memory(stored):
     """The manifest says how large it is; what is larger, here by a hole of a terabyte, is not even read."""
     os.truncate(stored.path(2) / TENSORS, 2**40)
     assert_falls_back(stored)
 
 
-@pytest.mark.row("C8")
 def test_a_manifest_cannot_ask_for_more_than_the_cap(stored):
     path = stored.path(2)
     os.truncate(path / TENSORS, 2**40)

@@ -149,7 +149,6 @@ def child_of(process):
 
 
 @pytest.mark.slow
-@pytest.mark.row("K21")
 @pytest.mark.parametrize(
     "number",
     [
@@ -198,7 +197,6 @@ def state(job):
 
 
 @pytest.mark.slow
-@pytest.mark.row("K21")
 def test_jobs_that_slurm_stops_continue_and_end_the_same(place, undisturbed, real_slurm):
     # The last task of an array has the array's own job number.
     stops = {"requeued": ["scontrol", "requeue"], "signalled": ["scancel", "--signal=USR2"]}
@@ -216,7 +214,6 @@ def test_jobs_that_slurm_stops_continue_and_end_the_same(place, undisturbed, rea
 
 
 @pytest.mark.soak
-@pytest.mark.row("K21")
 def test_a_preempted_job_is_queued_again_and_ends_the_same(place, undisturbed, real_slurm):
     (job,) = submit([words("run")], place / "jobs", partition="low", **ONE_JOB)
     wait_for(lambda: has_begun(place / "run"))
@@ -228,7 +225,6 @@ def test_a_preempted_job_is_queued_again_and_ends_the_same(place, undisturbed, r
 
 
 @pytest.mark.soak
-@pytest.mark.row("K21")
 def test_a_cancelled_job_saves_and_stays_cancelled(place, real_slurm):
     failing, job = submit([["ccfa", "run", "podnext"], words("run")], place / "jobs", partition="low", **ONE_JOB)
     wait_for(lambda: has_begun(place / "run"))
@@ -246,7 +242,6 @@ def test_what_slurm_refuses_is_told(place, real_slurm):
 
 
 @pytest.mark.soak
-@pytest.mark.row("K21")
 def test_a_job_out_of_time_saves_and_is_queued_again(place, real_slurm, monkeypatch):
     monkeypatch.setenv("CCFA_FAIL", ",".join(f"step:{number}:sleep" for number in range(1, 600)))
     longer = [*RUN[:4], "--set", "epochs=40", "--device", "cpu"]
@@ -257,7 +252,6 @@ def test_a_job_out_of_time_saves_and_is_queued_again(place, real_slurm, monkeypa
 
 
 @pytest.mark.soak
-@pytest.mark.row("K21")
 def test_the_script_of_the_docs_queues_itself_again(place, undisturbed, real_slurm):
     page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text(encoding="utf-8")
     script = page.partition("```bash\n")[2].partition("```")[0].replace("#SBATCH --gpus-per-node=1\n", "")

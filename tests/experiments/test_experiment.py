@@ -74,7 +74,6 @@ def test_validation_holds_training_images_out_and_says_so():
     assert {image.tobytes() for image in held.test.images.numpy()} <= originals
 
 
-@pytest.mark.row("G1", "G4", "G5", "G8")
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -128,7 +127,6 @@ def test_a_folder_that_does_not_exist_is_a_data_error(tmp_path):
         resolve(Experiment("podnet", data=str(tmp_path / "photos")))
 
 
-@pytest.mark.row("G1")
 @pytest.mark.parametrize("method", ["podnet", "ucir", "replay"])
 def test_a_total_memory_larger_than_the_classes_is_noted(method):
     assert "fewer than 200" in resolve(Experiment(method, memory_total=2000)).notes[0]

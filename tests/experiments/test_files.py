@@ -23,7 +23,6 @@ def test_what_is_no_plain_file_is_refused_and_not_waited_for(tmp_path):
             read_bounded(tmp_path / name, 2**20)
 
 
-@pytest.mark.row("C8")
 def test_weights_of_any_size_are_not_read_into_memory(tmp_path):
     path = tmp_path / "stage-000.safetensors"
     path.write_bytes(pack(tiny("podnet").backbone(3)))

@@ -304,7 +304,6 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_is_trained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.row("D2")
 def test_a_first_stage_that_cannot_be_stored_costs_a_notice_and_not_the_run(tmp_path):
     store = FirstStages(tmp_path / "store")
     (tmp_path / "store").write_text("in the way")

@@ -70,7 +70,6 @@ def test_a_directory_that_is_not_there_cannot_be_locked(tmp_path):
         pass
 
 
-@pytest.mark.row("D2")
 @pytest.mark.parametrize("step", ["truncate", "pwrite"])
 def test_a_full_disk_costs_the_information_and_not_the_lock(tmp_path, monkeypatch, step):
     def fail(*arguments):

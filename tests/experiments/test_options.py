@@ -70,7 +70,6 @@ def test_text_becomes_the_value_of_its_type(text, kind, value):
     assert type(decoded) is type(value)
 
 
-@pytest.mark.row("G4")
 @pytest.mark.parametrize(
     ("text", "kind", "said"),
     [
@@ -114,7 +113,6 @@ def test_numbers_survive_text(value):
     assert decode(repr(value), float) == value
 
 
-@pytest.mark.row("G4")
 @given(st.text())
 def test_any_text_is_decoded_or_refused(text):
     for kind in (int, float, bool, int | None, tuple[int, ...], Literal["a"]):
@@ -122,7 +120,6 @@ def test_any_text_is_decoded_or_refused(text):
             decode(text, kind)
 
 
-@pytest.mark.row("G3")
 def test_every_problem_is_reported_at_once():
     texts = {"memry": "3", "epochs": "x", "rule": "c", "lr": "0.1"}
     with pytest.raises(UsageError) as caught:

@@ -38,7 +38,6 @@ class StopAfter(Stop):
         return 143 if self.left < 0 else None
 
 
-@pytest.mark.row("K14")
 def test_stopped_after_every_so_many_steps_it_ends_the_same(tmp_path, whole):
     path, resolved, messages = tmp_path / "run", toy_resolved(), []
     for number in range(3, 100):  # longer each time: what is no step is done again from its beginning
@@ -86,7 +85,6 @@ def test_finished_stages_are_shown_again_and_not_learned_again(tmp_path, fail):
     assert audience.num_batches == 10  # of the last stage
 
 
-@pytest.mark.row("N1")
 def test_training_that_diverges_leaves_the_last_finite_checkpoint_and_a_diagnosis(tmp_path, whole, fail):
     path = tmp_path / "run"
     fail("step:6:nan")
@@ -99,7 +97,6 @@ def test_training_that_diverges_leaves_the_last_finite_checkpoint_and_a_diagnosi
     assert run_digest(path) == run_digest(whole[0])
 
 
-@pytest.mark.row("N1")
 @pytest.mark.parametrize(("stop", "minutes"), [(None, 0), (Stop(max_minutes=0), 1000)], ids=["due", "stopped"])
 def test_what_a_checkpoint_finds_is_told_with_its_place(tmp_path, fail, stop, minutes):
     fail("step:3:nan" if stop is None else "step:1:nan")
@@ -112,7 +109,6 @@ def test_what_a_checkpoint_finds_is_told_with_its_place(tmp_path, fail, stop, mi
     assert diagnosis["losses"].keys() == {"classification", "loss"}
 
 
-@pytest.mark.row("K20")
 def test_errors_survive_being_continued(tmp_path, whole, fail):
     for step in (9, 3):
         fail(f"step:{step}:raise")
@@ -135,7 +131,6 @@ def test_a_diverged_epoch_tells_its_losses(tmp_path, fail):
     assert not list((tmp_path / "run" / "checkpoints").glob("0*"))
 
 
-@pytest.mark.row("N3")
 def test_running_out_of_memory_can_be_continued(tmp_path, whole, fail):
     fail("step:7:oom")
     with pytest.raises(ResourceError, match=r"Out of memory .* --set batch_size=8"):
@@ -156,7 +151,6 @@ def test_a_shared_first_stage_is_continued_and_then_shared(tmp_path, whole, fail
     assert audience.num_batches < whole[1]
 
 
-@pytest.mark.row("C12", "N7")
 def test_other_surroundings_are_told_and_written_down(tmp_path):
     resolved = toy_resolved()
     directory = RunDirectory.create(
@@ -179,7 +173,6 @@ def test_the_same_surroundings_are_not_worth_a_word(tmp_path):
         toy_run(tmp_path / "run")
 
 
-@pytest.mark.row("C12")
 def test_a_run_goes_on_with_the_device_and_precision_it_began_with(tmp_path):
     resolved = toy_resolved()
     begun = {"torch_device": "cpu", "acceleration": {"precision": "float32"}}
@@ -203,7 +196,6 @@ def test_what_was_switched_off_stays_off(tmp_path, monkeypatch, off):
     assert speed_again(directory, "cuda", None, True, True)[1] == Acceleration("bf16", True, True)
 
 
-@pytest.mark.row("C16")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -152,7 +152,6 @@ THEIRS = {
 }
 
 
-@pytest.mark.row("D5")
 @pytest.mark.parametrize("files", THEIRS.values(), ids=THEIRS.keys())
 def test_what_is_not_ours_is_never_removed(tmp_path, files):
     for name in files:
@@ -186,7 +185,6 @@ def test_what_an_older_version_left_half_made_is_made_again(tmp_path, num_made):
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.row("P3")
 @pytest.mark.parametrize("step", ["mkdir", "fsync", "rename"])
 def test_a_directory_is_made_as_a_whole_or_not_at_all(tmp_path, monkeypatch, step):
     function, left = getattr(os, step), [{"mkdir": 3, "fsync": 4, "rename": 0}[step]]
@@ -203,7 +201,6 @@ def test_a_directory_is_made_as_a_whole_or_not_at_all(tmp_path, monkeypatch, ste
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.row("P1")
 @pytest.mark.parametrize(("half_made", "locks"), [(False, True), (True, True), (False, False)])
 def test_of_many_at_once_one_makes_the_directory_and_all_have_it(tmp_path, monkeypatch, half_made, locks):
     path, made, errors = tmp_path / "run", [], []

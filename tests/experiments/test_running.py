@@ -176,7 +176,6 @@ def test_every_stage_leaves_its_weights(finished):
     assert sizes == sorted(set(sizes)), "the head grows with every stage"
 
 
-@pytest.mark.row("C7")
 def test_nothing_is_a_pickle(finished):
     path, _, _ = finished
     for file in path.rglob("*"):
@@ -258,7 +257,6 @@ def test_a_diverging_run_fails_and_names_the_place(tmp_path):
     assert not (path / "networks" / "stage-001.safetensors").exists()
 
 
-@pytest.mark.row("N2")
 def test_weights_broken_by_the_very_last_step_are_not_kept(tmp_path, monkeypatch):
     def learn_and_break(learner, stage):
         learn(learner, stage)

@@ -209,7 +209,6 @@ def test_an_unexpected_error_of_one_run_does_not_lose_the_others(tmp_path, at_on
     assert [outcome.error for outcome in ended if outcome.job.directory.path.name == failing] == [error]
 
 
-@pytest.mark.row("P5")
 def test_a_second_sweep_in_a_folder_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("ccfa.experiments.sweep.resolve", lambda *arguments: pytest.fail("read data"))
     with locked(tmp_path), pytest.raises(LockedError, match=f"{tmp_path} is being written by another process"):
@@ -217,7 +216,6 @@ def test_a_second_sweep_in_a_folder_is_refused_at_once(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-@pytest.mark.row("P5")
 def test_a_sweep_holds_its_folder_until_its_end(tmp_path):
     held = []
 

@@ -86,7 +86,6 @@ def seal(folder, **changes):
     (folder / "MANIFEST.json").write_bytes(canonical(sealed))
 
 
-@pytest.mark.row("C1", "C3")
 @pytest.mark.parametrize("name", NAMES)
 def test_files_that_are_cut_or_grown_are_seen(store, place, name):
     saved = shutil.copytree(newest(store), place / "saved")
@@ -97,7 +96,6 @@ def test_files_that_are_cut_or_grown_are_seen(store, place, name):
         assert falls_back(store, saved), changed
 
 
-@pytest.mark.row("C2")
 def test_a_bit_flipped_anywhere_is_seen(store, place):
     saved = shutil.copytree(newest(store), place / "saved")
     source = random.Random(1993)
@@ -110,7 +108,6 @@ def test_a_bit_flipped_anywhere_is_seen(store, place):
         assert falls_back(store, saved), (path.name, position, bit)
 
 
-@pytest.mark.row("C2")
 def test_a_bit_flipped_in_a_network_is_seen(place):
     path = place / "stage-000.safetensors"
     content = pack(tiny("podnet").backbone(3))
@@ -125,7 +122,6 @@ def test_a_bit_flipped_in_a_network_is_seen(place):
     assert unpack(path, "")
 
 
-@pytest.mark.row("C1", "C4")
 @pytest.mark.parametrize("name", NAMES)
 def test_files_that_are_missing_are_seen(store, name):
     (newest(store) / name).unlink()
@@ -134,7 +130,6 @@ def test_files_that_are_missing_are_seen(store, name):
     assert name in said[0]
 
 
-@pytest.mark.row("C4", "C10")
 @pytest.mark.parametrize(
     "files",
     [
@@ -154,7 +149,6 @@ def test_a_manifest_that_lists_other_files_is_refused(store, files):
     assert "should name" in said[0]
 
 
-@pytest.mark.row("C4")
 def test_a_file_too_many_is_seen(store):
     (newest(store) / "more.bin").write_bytes(b"x")
     value, said = loaded(store)
@@ -162,7 +156,6 @@ def test_a_file_too_many_is_seen(store):
     assert "more.bin" in said[0]
 
 
-@pytest.mark.row("C5")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_of_another_checkpoint_is_seen(store, name):
     shutil.copy(store.path(1) / name, store.path(2) / name)
@@ -170,7 +163,6 @@ def test_a_file_of_another_checkpoint_is_seen(store, name):
     assert value == 1
 
 
-@pytest.mark.row("C1")
 def test_without_a_whole_checkpoint_the_run_starts_again_and_nothing_is_lost(place, undisturbed):
     assert die(place / "run", "step:9:kill") < 0
     for path in checkpoints(place / "run"):
@@ -181,7 +173,6 @@ def test_without_a_whole_checkpoint_the_run_starts_again_and_nothing_is_lost(pla
     assert sorted(path.name[:7] for path in (place / "run" / "checkpoints").glob("damaged-*"))
 
 
-@pytest.mark.row("C6")
 def test_a_run_can_be_renamed_copied_and_continued(place, undisturbed):
     assert die(place / "run", "step:9:kill") < 0
     shutil.copytree(place / "run", place / "elsewhere" / "copied", copy_function=shutil.copy)
@@ -191,7 +182,6 @@ def test_a_run_can_be_renamed_copied_and_continued(place, undisturbed):
         assert run_digest(path) == undisturbed
 
 
-@pytest.mark.row("C6")
 def test_a_finished_run_is_read_from_a_read_only_folder(place):
     toy_run(place / "run")
     before = {path: path.stat().st_mtime_ns for path in (place / "run").rglob("*")}
@@ -238,7 +228,6 @@ def bombs(canary):
     yield archive.getvalue()
 
 
-@pytest.mark.row("C7", "C9")
 def test_pickles_in_any_disguise_are_refused_and_never_run(store, place):
     canary = place / "canary"
     saved = shutil.copytree(newest(store), place / "saved")
@@ -292,7 +281,6 @@ def headers():
     yield file(two, b"\0" * 16)
 
 
-@pytest.mark.row("C8")
 def test_lying_headers_are_refused_quickly_and_in_little_memory(store, place):
     saved = shutil.copytree(newest(store), place / "saved")
 
@@ -313,7 +301,6 @@ def test_lying_headers_are_refused_quickly_and_in_little_memory(store, place):
     in_child(refused)
 
 
-@pytest.mark.row("C10")
 @pytest.mark.parametrize("name", NAMES)
 def test_links_out_of_a_checkpoint_are_not_followed(store, place, name):
     (place / "outside").write_bytes((newest(store) / name).read_bytes())
@@ -324,7 +311,6 @@ def test_links_out_of_a_checkpoint_are_not_followed(store, place, name):
     assert "no plain file" in said[0]
 
 
-@pytest.mark.row("C10")
 def test_only_plain_numbers_are_checkpoints(store, place):
     for name in ("000009x", "9", "..", "../000009", "latest", "000003.tmp"):
         (store.folder / name).mkdir(exist_ok=True, parents=True)
@@ -334,14 +320,12 @@ def test_only_plain_numbers_are_checkpoints(store, place):
     assert "000099" in said[0]
 
 
-@pytest.mark.row("C11")
 def test_a_checkpoint_of_a_newer_format_names_the_version_it_needs(store):
     seal(newest(store), format=2, ccfa="9.1")
     with pytest.raises(ModelError, match=r"format 2, written by ccfa 9\.1; ccfa .* reads format 1"):
         store.load()
 
 
-@pytest.mark.row("C11")
 @pytest.mark.parametrize("folder", sorted(GOLDEN.iterdir()), ids=lambda folder: folder.name)
 def test_checkpoints_of_every_released_format_are_read(place, folder):
     shutil.copytree(folder, place / "checkpoints")
@@ -366,7 +350,6 @@ CHANGES = [
 ]
 
 
-@pytest.mark.row("C13")
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_a_checkpoint_of_another_experiment_is_refused_with_both_values(place, changes):
     stored = resolve(Experiment("podnet")).config
@@ -379,7 +362,6 @@ def test_a_checkpoint_of_another_experiment_is_refused_with_both_values(place, c
     assert checkpoints(place), "it is left where it is"
 
 
-@pytest.mark.row("C13", "E21")
 def test_a_run_on_other_data_is_not_continued(call, tmp_path, monkeypatch):
     from zoo import write_noise
 
@@ -400,7 +382,6 @@ def test_a_run_on_other_data_is_not_continued(call, tmp_path, monkeypatch):
     assert call("resume", "run")[0] == 0
 
 
-@pytest.mark.row("C14")
 @pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json"])
 def test_mutated_checkpoints_are_read_or_refused(store, place, name, seconds):
@@ -421,7 +402,6 @@ def test_mutated_checkpoints_are_read_or_refused(store, place, name, seconds):
     assert fuzzing.fuzz([(saved / name).read_bytes()], read, seconds) > 50
 
 
-@pytest.mark.row("C15", "N2")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_values_that_are_not_finite_are_neither_stored_nor_loaded(store, value):
     bad = {**WEIGHTS, "a": torch.tensor([1.0, value])}
@@ -445,7 +425,6 @@ def tampered(path, change):
     seal(folder)
 
 
-@pytest.mark.row("C14", "C16")
 @pytest.mark.parametrize("value", [None, -1, "x", [[]], {"metrics.jsonl": "x"}], ids=str)
 @pytest.mark.parametrize("name", ["learner", "rows", "log_lengths", "seconds", "stage_seconds"])
 def test_a_state_with_a_wrong_value_is_refused_or_harmless(place, stopped, name, value):
@@ -471,7 +450,6 @@ def stopped():
         yield Path(folder) / "run"
 
 
-@pytest.mark.row("C16")
 @pytest.mark.parametrize(
     ("change", "said"),
     [

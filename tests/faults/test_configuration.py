@@ -32,7 +32,6 @@ def learned(method, train=None, stages=STAGES[:2]):
     return learner
 
 
-@pytest.mark.row("G1")
 @every_method
 @pytest.mark.parametrize("memory", [-1, 0, 1, 10**6, 10**30])
 def test_a_memory_of_any_size_is_taken_or_refused_by_name(name, memory):
@@ -45,7 +44,6 @@ def test_a_memory_of_any_size_is_taken_or_refused_by_name(name, memory):
             resolve(experiment)
 
 
-@pytest.mark.row("G1")
 @every_method
 def test_the_smallest_and_the_largest_memory_are_learned_with(name):
     method = tiny(name, epochs=1)
@@ -57,19 +55,16 @@ def test_the_smallest_and_the_largest_memory_are_learned_with(name):
         assert [len(rows) for rows in learner.memory.classes] == [min(per_class, 12)] * 4
 
 
-@pytest.mark.row("G2")
 @every_method
 @pytest.mark.parametrize("sizes", [[6], [5, 1], [1, 5], [1, 1, 4]], ids=str)
 def test_stages_of_any_size_are_learned_without_nan(name, sizes):
     learned(tiny(name, epochs=1), stages=split(6, sizes[0], sizes[1:]))
 
 
-@pytest.mark.row("G2")
 def test_a_smaller_last_stage_is_announced():
     assert "(4 + 4 + 2)" in resolve(Experiment("finetune", scenario="B4-inc4")).headline
 
 
-@pytest.mark.row("G6")
 @every_method
 @pytest.mark.parametrize("change", [{"batch_size": 1}, {"batch_size": 10**9}, {"epochs": 0}, {"lr": 0.0}], ids=str)
 def test_extreme_phases_have_a_defined_result(name, change):
@@ -82,7 +77,6 @@ def test_extreme_phases_have_a_defined_result(name, change):
     learned(replace(method, phases=extreme), toy_images(per_class=3))
 
 
-@pytest.mark.row("G6")
 def test_batches_of_every_size_have_more_than_one_row_where_there_are_more():
     images = toy_images(per_class=3)
     for size in (2, 4, 5):  # 6 rows in batches of 4 or 5 would leave 2 or 1
@@ -90,7 +84,6 @@ def test_batches_of_every_size_have_more_than_one_row_where_there_are_more():
         learned(replace(method, phases=Shortened(method.phases, 1, size)), images)
 
 
-@pytest.mark.row("G6")
 def test_a_rate_of_zero_changes_no_parameter():
     method = tiny("finetune", epochs=1)
     phases = method.phases
@@ -102,13 +95,11 @@ def test_a_rate_of_zero_changes_no_parameter():
     assert all(map(torch.equal, before, learner.network.parameters()))
 
 
-@pytest.mark.row("G8")
 def test_repeated_seeds_and_orders_are_run_once():
     plan = Plan(("finetune",), ccfa=(False,), seeds=(3, 3, 1), orders=("natural", "natural"))
     assert [experiment.seed for experiment in plan.experiments()] == [3, 1]
 
 
-@pytest.mark.row("G8", "G4")
 @pytest.mark.parametrize("seed", ["-1", str(2**63), "1.5", "one", "nan", ""])
 @pytest.mark.parametrize("option", ["--seed", "--batch-seed"])
 def test_impossible_seeds_are_refused(call, tmp_path, option, seed):
@@ -118,7 +109,6 @@ def test_impossible_seeds_are_refused(call, tmp_path, option, seed):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.row("G8")
 @pytest.mark.parametrize("seed", [0, 2**63 - 1])
 def test_the_smallest_and_the_largest_seed_work(seed, tmp_path):
     options = {"epochs": "0"}
@@ -126,7 +116,6 @@ def test_the_smallest_and_the_largest_seed_work(seed, tmp_path):
     assert run(resolved, RunDirectory.create(tmp_path / "run", resolved.config, {}), Silent(), CPU).finished
 
 
-@pytest.mark.row("G4")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -156,7 +145,6 @@ def test_values_of_the_wrong_kind_or_size_are_refused_at_once(call, tmp_path, ar
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.row("G5")
 @pytest.mark.parametrize(
     "content",
     [None, b"", b"{", b"[]", b"\xff\xfe{}", b"null", b'{"experiment": 3}', b'{"a": ' * 100_000, b"\0" * 1000],
@@ -170,7 +158,6 @@ def test_a_configuration_that_is_none_is_refused_by_name(tmp_path, content):
         experiment_of(directory.read_json("config.json"))
 
 
-@pytest.mark.row("G5")
 def test_a_configuration_of_any_size_is_not_read_into_memory(tmp_path):
     directory = RunDirectory.create(tmp_path / "run", {}, {})
     os.truncate(directory.path / "config.json", 2**30)
@@ -178,7 +165,6 @@ def test_a_configuration_of_any_size_is_not_read_into_memory(tmp_path):
         directory.read_json("config.json")
 
 
-@pytest.mark.row("G5")
 def test_of_an_option_given_twice_the_last_counts(call, tmp_path):
     words = ["run", "finetune", "--scenario", "10", "--set", "epochs=0", "--seed", "1", "--seed", "2"]
     assert call(*words, "--out", "run")[0] == 0
@@ -186,7 +172,6 @@ def test_of_an_option_given_twice_the_last_counts(call, tmp_path):
     assert stored["experiment"]["seed"] == 2
 
 
-@pytest.mark.row("G7")
 @pytest.mark.parametrize("order", ["0,1,2", "0,0,1,2,3,4,5,6,7,8", "natural,1", "seed--1", ""])
 def test_class_orders_that_are_none_are_refused(order):
     with pytest.raises(UsageError, match="class order"):

@@ -39,7 +39,6 @@ def fill(folder, left):
     (folder / "filler").write_bytes(b"\0" * max(free - left, 0))
 
 
-@pytest.mark.row("D1")
 def test_a_disk_that_is_full_from_some_stage_on(mounted, undisturbed):
     path = mounted / "run"
 
@@ -55,7 +54,6 @@ def test_a_disk_that_is_full_from_some_stage_on(mounted, undisturbed):
     assert run_digest(path) == undisturbed
 
 
-@pytest.mark.row("D1", "D3", "D4")
 @pytest.mark.parametrize(
     "code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS], ids=errno.errorcode.get
 )
@@ -78,7 +76,6 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(place, monkeypa
     assert store.load().state["value"] == 1
 
 
-@pytest.mark.row("D4")
 def test_a_failed_flush_is_never_taken_for_a_success(place, monkeypatch):
     path, failed = place / "file", []
     write_atomically(path, "old")
@@ -96,7 +93,6 @@ def test_a_failed_flush_is_never_taken_for_a_success(place, monkeypatch):
     assert path.read_text() == "old"
 
 
-@pytest.mark.row("D2")
 @pytest.mark.parametrize("name", ["log.txt", "metrics.jsonl"])
 def test_a_log_on_a_full_disk_does_not_stop_the_training(place, name):
     resolved = toy_resolved()
@@ -107,7 +103,6 @@ def test_a_log_on_a_full_disk_does_not_stop_the_training(place, name):
     assert status(place / "run")["state"] == "finished"
 
 
-@pytest.mark.row("D3")
 def test_a_quota_of_bytes_a_file_ends_a_run_that_can_be_continued(place, undisturbed):
     def limited():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -120,7 +115,6 @@ def test_a_quota_of_bytes_a_file_ends_a_run_that_can_be_continued(place, undistu
     assert run_digest(place / "run") == undisturbed
 
 
-@pytest.mark.row("D5")
 def test_a_place_that_cannot_be_written_is_refused_before_the_data_is_read(call, mounted, monkeypatch):
     subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True)
     read = []
@@ -134,7 +128,6 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_data_is_read(call,
     assert read == []
 
 
-@pytest.mark.row("D5")
 def test_an_out_that_is_a_file_is_refused_before_the_data_is_read(call, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
     read = []
@@ -145,7 +138,6 @@ def test_an_out_that_is_a_file_is_refused_before_the_data_is_read(call, tmp_path
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.row("D6")
 def test_a_disk_that_becomes_read_only(mounted, undisturbed):
     path = mounted / "run"
     process = start(path, "step:7:sleep")
@@ -161,7 +153,6 @@ def test_a_disk_that_becomes_read_only(mounted, undisturbed):
     assert run_digest(path) == undisturbed
 
 
-@pytest.mark.row("D7")
 def test_too_little_space_for_the_whole_run_is_said_at_its_start(place, monkeypatch):
     usage = shutil.disk_usage(place)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
@@ -170,7 +161,6 @@ def test_too_little_space_for_the_whole_run_is_said_at_its_start(place, monkeypa
     monkeypatch.undo()
 
 
-@pytest.mark.row("D8")
 def test_no_file_is_left_open(place):
     resolved = toy_resolved()
     store = Checkpoints(place / "checkpoints", resolved.config)
@@ -185,7 +175,6 @@ def test_no_file_is_left_open(place):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.row("D8")
 def test_too_few_file_descriptors_are_a_named_error(place, undisturbed):
     def limited():
         unused = os.open(os.devnull, os.O_RDONLY)
@@ -199,7 +188,6 @@ def test_too_few_file_descriptors_are_a_named_error(place, undisturbed):
     assert run_digest(place / "run") == undisturbed
 
 
-@pytest.mark.row("D9")
 def test_a_run_folder_that_is_removed_is_not_made_again(place):
     class Remover(Silent):
         def on_stage(self, stage, result):
@@ -213,7 +201,6 @@ def test_a_run_folder_that_is_removed_is_not_made_again(place):
     assert not (place / "run").exists()
 
 
-@pytest.mark.row("D10")
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.EINVAL], ids=errno.errorcode.get)
 def test_a_file_system_without_locks_is_told_of_and_used(place, undisturbed, monkeypatch, code):
     def refuse(*arguments):
@@ -225,7 +212,6 @@ def test_a_file_system_without_locks_is_told_of_and_used(place, undisturbed, mon
     assert run_digest(place / "run") == undisturbed
 
 
-@pytest.mark.row("D10")
 def test_a_file_system_that_cannot_flush_folders_is_used(place, monkeypatch):
     def refuse(file):
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
@@ -234,7 +220,6 @@ def test_a_file_system_that_cannot_flush_folders_is_used(place, monkeypatch):
     sync(place)
 
 
-@pytest.mark.row("D10")
 def test_a_rename_that_is_refused_is_a_named_error(place, monkeypatch):
     def refuse(*arguments):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
@@ -245,7 +230,6 @@ def test_a_rename_that_is_refused_is_a_named_error(place, monkeypatch):
     assert left_over(place) == []
 
 
-@pytest.mark.row("D1")
 @pytest.mark.soak
 @pytest.mark.parametrize("number", range(1, 60))
 def test_a_full_disk_at_every_write(place, undisturbed, number):

@@ -43,7 +43,6 @@ def files(folder):
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-@pytest.mark.row("O1")
 def test_an_ascii_terminal_gets_ascii_and_files_are_utf_8(elsewhere):
     folder, result = elsewhere
     result.stdout.decode("ascii")
@@ -55,20 +54,17 @@ def test_an_ascii_terminal_gets_ascii_and_files_are_utf_8(elsewhere):
             path.read_text(encoding="utf-8")
 
 
-@pytest.mark.row("O2")
 def test_a_narrow_pipe_gets_plain_lines(elsewhere):
     _, result = elsewhere
     assert not set(b"\x1b\r") & set(result.stdout + result.stderr)
     assert b"stage 2/2" in result.stdout
 
 
-@pytest.mark.row("O3")
 def test_neither_a_home_nor_a_temporary_folder_is_needed(elsewhere):
     folder, _ = elsewhere
     assert {path.name for path in folder.iterdir()} == {"photos", "run"}, "nothing is written beside the run"
 
 
-@pytest.mark.row("O3")
 @pytest.mark.parametrize("out", ["run", None])
 def test_a_current_folder_that_was_deleted_is_a_named_error(tmp_path, out):
     gone = tmp_path / "gone"
@@ -83,7 +79,6 @@ def test_a_current_folder_that_was_deleted_is_a_named_error(tmp_path, out):
     assert result.stderr.startswith(b"error: The current folder cannot be used: No such file or directory.")
 
 
-@pytest.mark.row("O4")
 def test_a_run_needs_no_network(call, tmp_path, monkeypatch):
     asked = []
 
@@ -101,7 +96,6 @@ def test_a_run_needs_no_network(call, tmp_path, monkeypatch):
     assert asked == []
 
 
-@pytest.mark.row("O4")
 @pytest.mark.soak
 def test_no_socket_is_connected_according_to_the_kernel(tmp_path):
     if not shutil.which("strace"):
@@ -116,7 +110,6 @@ def test_no_socket_is_connected_according_to_the_kernel(tmp_path):
     assert not re.findall(r"AF_INET", trace.read_text())
 
 
-@pytest.mark.row("O6")
 def test_strict_interpreters_are_no_obstacle(tmp_path):
     words = ["run", "finetune", "--scenario", "5,5", "--set", "epochs=1", "--out", "run"]
     script = f"import sys; sys.path.insert(0, {str(SOURCE.parent)!r}); from ccfa.cli import main; main()"
@@ -128,14 +121,12 @@ def test_strict_interpreters_are_no_obstacle(tmp_path):
     assert RunDirectory(tmp_path / "run").report().finished
 
 
-@pytest.mark.row("O6")
 def test_no_assert_carries_logic():
     for path in SOURCE.rglob("*.py"):
         nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         assert not [node for node in nodes if isinstance(node, ast.Assert)], path
 
 
-@pytest.mark.row("O7")
 def test_names_are_escaped_in_the_page_and_never_paths(elsewhere):
     folder, _ = elsewhere
     page = (folder / "run" / "report.html").read_text(encoding="utf-8")
@@ -146,7 +137,6 @@ def test_names_are_escaped_in_the_page_and_never_paths(elsewhere):
     assert not [path for path in files(folder) if "photos" not in path.parts and any(n in path.name for n in HOSTILE)]
 
 
-@pytest.mark.row("O7")
 def test_no_cell_of_a_table_is_a_formula(elsewhere, call):
     folder, _ = elsewhere
     os.chdir(folder)
@@ -159,7 +149,6 @@ def test_no_cell_of_a_table_is_a_formula(elsewhere, call):
                 assert not [cell for cell in row if cell[:1] in tuple("=@") or cell[:2] == "+="], path
 
 
-@pytest.mark.row("O8")
 def test_no_secret_and_no_home_is_written_down(elsewhere):
     folder, result = elsewhere
     user_folder = os.path.expanduser("~")
@@ -171,7 +160,6 @@ def test_no_secret_and_no_home_is_written_down(elsewhere):
     assert all(value.encode() not in result.stdout + result.stderr for value in SECRETS.values())
 
 
-@pytest.mark.row("O8")
 def test_the_environment_is_a_short_list(elsewhere):
     folder, _ = elsewhere
     stored = json.loads((folder / "run" / "environment.json").read_text())
@@ -179,7 +167,6 @@ def test_the_environment_is_a_short_list(elsewhere):
     assert len(json.dumps(stored)) < 2000
 
 
-@pytest.mark.row("O1", "E12")
 def test_class_names_that_do_not_print_are_named_on_an_ascii_terminal(tmp_path):
     os.makedirs(os.fsencode(tmp_path / "photos") + b"/caf\xe9")
     result = command("run", "finetune", "--data", "photos", cwd=tmp_path, **ASCII)

@@ -37,7 +37,6 @@ def notices(function, *arguments, **options):
     return result, [str(warning.message) for warning in caught if issubclass(warning.category, Notice)]
 
 
-@pytest.mark.row("E5", "E6", "E7", "E8", "E9")
 def test_every_good_file_of_the_zoo_is_seen_as_a_person_sees_it(tmp_path):
     files = good_files()
     write_class(tmp_path / "zoo", {name: content for name, (content, _, _) in files.items()})
@@ -49,7 +48,6 @@ def test_every_good_file_of_the_zoo_is_seen_as_a_person_sees_it(tmp_path):
         assert difference <= tolerance, name
 
 
-@pytest.mark.row("E3", "E4")
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_every_bad_file_of_the_zoo_is_named_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -69,7 +67,6 @@ def test_every_bad_file_of_the_zoo_is_named_with_its_reason(tmp_path, monkeypatc
     assert not (tmp_path / "canary").exists()
 
 
-@pytest.mark.row("E3")
 def test_bad_files_can_be_left_out_of_a_run(tmp_path):
     folder = classes(tmp_path / "photos")
     (folder / "ant" / "text.jpg").write_text("text")
@@ -81,7 +78,6 @@ def test_bad_files_can_be_left_out_of_a_run(tmp_path):
     assert "text.jpg" in said[0]
 
 
-@pytest.mark.row("E4")
 @pytest.mark.parametrize(("width", "height"), [(13000, 13000), (9000, 9000)])
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_a_small_file_that_unpacks_to_much_costs_no_memory(width, height, tmp_path):
@@ -97,7 +93,6 @@ def test_a_small_file_that_unpacks_to_much_costs_no_memory(width, height, tmp_pa
     in_child(refused)
 
 
-@pytest.mark.row("E4", "E6", "E8")
 def test_what_was_done_to_images_is_said_once_for_all_of_them(tmp_path):
     files = good_files()
     names = ("moving.gif", "moving.webp", "pages.tiff", "stereo.mpo", "moving.png", "sixteen.png", "float.tiff")
@@ -110,7 +105,6 @@ def test_what_was_done_to_images_is_said_once_for_all_of_them(tmp_path):
     ]
 
 
-@pytest.mark.row("E11")
 def test_sockets_and_devices_are_passed_over(tmp_path, monkeypatch):
     folder = classes(tmp_path / "photos") / "ant"
     monkeypatch.chdir(folder)  # the path of a socket must be short
@@ -124,7 +118,6 @@ def test_sockets_and_devices_are_passed_over(tmp_path, monkeypatch):
     assert time.monotonic() - began < 1
 
 
-@pytest.mark.row("E10")
 def test_loops_of_links_between_folders_end_at_once(tmp_path):
     folder = classes(tmp_path / "photos")
     (folder / "ant" / "up").symlink_to(folder, target_is_directory=True)
@@ -138,7 +131,6 @@ def test_loops_of_links_between_folders_end_at_once(tmp_path):
     assert time.monotonic() - began < 1
 
 
-@pytest.mark.row("E14")
 @pytest.mark.parametrize("method", ["finetune", "podnet", "icarl", "gdumb", "il2a"])
 def test_one_image_a_class_is_enough_to_learn(method, tmp_path):
     for part in ("train", "test"):
@@ -154,7 +146,6 @@ def test_one_image_a_class_is_enough_to_learn(method, tmp_path):
     assert all(0 <= accuracy <= 1 for accuracy in report.overall)
 
 
-@pytest.mark.row("E14")
 def test_a_method_that_needs_more_images_of_a_class_names_it(tmp_path):
     for part in ("train", "test"):
         write_noise(tmp_path / part / "ant", 5, seed=len(part))
@@ -163,7 +154,6 @@ def test_a_method_that_needs_more_images_of_a_class_names_it(tmp_path):
         resolve(Experiment("bic", data=str(tmp_path), image_size=8, options=SMALL))
 
 
-@pytest.mark.row("E15")
 def test_an_image_in_two_classes_is_named(tmp_path):
     folder = classes(tmp_path / "photos")
     shutil.copy(folder / "ant" / "0.png", folder / "bee" / "copy.png")
@@ -175,7 +165,6 @@ def test_an_image_in_two_classes_is_named(tmp_path):
     assert "same-pixels.png' = " in said[0]
 
 
-@pytest.mark.row("E15")
 def test_test_images_that_are_trained_on_are_counted(tmp_path):
     for part in ("train", "test"):
         classes(tmp_path / part)
@@ -186,7 +175,6 @@ def test_test_images_that_are_trained_on_are_counted(tmp_path):
     ]
 
 
-@pytest.mark.row("E16")
 def test_one_class_is_learned_and_said_to_mean_little(tmp_path):
     folder = classes(tmp_path / "photos", names=("ant",))
     resolved = resolve(Experiment("finetune", data=str(folder), image_size=8, options=SMALL))
@@ -195,7 +183,6 @@ def test_one_class_is_learned_and_said_to_mean_little(tmp_path):
     assert run(resolved, directory, Silent(), torch.device("cpu")).overall == [1.0]
 
 
-@pytest.mark.row("E19")
 def test_a_run_needs_its_folder_only_until_it_is_read(tmp_path):
     folder = classes(tmp_path / "photos")
     resolved = resolve(Experiment("finetune", data=str(folder), image_size=8, options=SMALL))
@@ -204,7 +191,6 @@ def test_a_run_needs_its_folder_only_until_it_is_read(tmp_path):
     assert run(resolved, directory, Silent(), torch.device("cpu")).finished
 
 
-@pytest.mark.row("E22")
 def test_files_that_may_not_be_read_are_listed(tmp_path):
     folder = classes(tmp_path / "photos")
     (folder / "ant" / "0.png").chmod(0)
@@ -228,7 +214,6 @@ def test_files_that_may_not_be_read_are_listed(tmp_path):
         os.close(handle)
 
 
-@pytest.mark.row("E23")
 @pytest.mark.parametrize("num", [2_000, pytest.param(200_000, marks=pytest.mark.soak)])
 def test_many_files_take_bounded_memory_and_no_more_time_each(num, tmp_path):
     def seconds_each(num):
@@ -249,14 +234,12 @@ def test_many_files_take_bounded_memory_and_no_more_time_each(num, tmp_path):
     assert seconds_each(num) < 4 * seconds_each(num // 4)
 
 
-@pytest.mark.row("E23")
 def test_a_long_scan_gives_signs_of_life(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("ccfa.data.folder._SECONDS_BETWEEN_SIGNS", -1.0)
     load_classes(classes(tmp_path / "photos"), image_size=8)
     assert [record.getMessage() for record in caplog.records] == [f"Read {n} of 8 images" for n in range(1, 9)]
 
 
-@pytest.mark.row("E3")
 @pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.soak)])
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_images_are_decoded_or_refused(seconds, tmp_path):
@@ -273,7 +256,6 @@ def test_damaged_images_are_decoded_or_refused(seconds, tmp_path):
     assert fuzzing.fuzz([content for content, _, _ in good_files().values()], decode, seconds) > 50
 
 
-@pytest.mark.row("E4")
 def test_only_formats_on_the_list_are_opened(tmp_path):
     assert set(FORMATS) == {"JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM"}
     for kind in ("ICO", "PCX", "TGA", "JPEG2000"):

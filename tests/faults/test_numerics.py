@@ -26,7 +26,6 @@ from toy_runs import CPU, Silent, directory_of, toy_resolved, toy_run
 from toys import Shortened, tiny, toy_images
 
 
-@pytest.mark.row("N1", "N2")
 @pytest.mark.parametrize("step", [2, 7, 10, 20])
 def test_weights_that_become_nan_end_the_run_and_a_finite_checkpoint_is_kept(place, undisturbed, step):
     assert die(place / "run", f"step:{step}:nan") == 6
@@ -40,7 +39,6 @@ def test_weights_that_become_nan_end_the_run_and_a_finite_checkpoint_is_kept(pla
     assert run_digest(place / "run") == undisturbed
 
 
-@pytest.mark.row("N1")
 def test_a_loss_that_diverges_is_told_with_its_place_and_its_parts(place):
     resolved = toy_resolved()
     phases = resolved.method.phases
@@ -51,7 +49,6 @@ def test_a_loss_that_diverges_is_told_with_its_place_and_its_parts(place):
     assert {"stage", "phase", "epoch", "lr", "losses"} <= diagnosis.keys()
 
 
-@pytest.mark.row("N3")
 @pytest.mark.parametrize("step", [1, 9])
 def test_out_of_memory_names_a_smaller_batch_and_can_be_continued(place, undisturbed, step):
     assert die(place / "run", f"step:{step}:oom") == 5
@@ -60,7 +57,6 @@ def test_out_of_memory_names_a_smaller_batch_and_can_be_continued(place, undistu
     assert run_digest(place / "run") == undisturbed
 
 
-@pytest.mark.row("N3")
 def test_a_batch_that_does_not_fit_is_told_with_its_size(place):
     images = toy_images(num_classes=2, per_class=4000)
     method = tiny("finetune")
@@ -75,7 +71,6 @@ def test_a_batch_that_does_not_fit_is_told_with_its_size(place):
         in_child(too_large)
 
 
-@pytest.mark.row("N4")
 def test_an_error_of_the_device_in_the_middle_can_be_continued(place, undisturbed):
     assert die(place / "run", "step:9:raise") == 1
     assert status(place / "run")["state"] == "failed"
@@ -84,7 +79,6 @@ def test_an_error_of_the_device_in_the_middle_can_be_continued(place, undisturbe
     assert run_digest(place / "run") == undisturbed
 
 
-@pytest.mark.row("N4")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device to hide")
 def test_a_hidden_gpu_is_code_5(tmp_path):
@@ -92,7 +86,6 @@ def test_a_hidden_gpu_is_code_5(tmp_path):
     assert result.returncode == 5
 
 
-@pytest.mark.row("N6")
 @pytest.mark.parametrize("jump", [-86_400.0, 86_400.0, -time.time()], ids=["back", "ahead", "1970"])
 def test_a_clock_that_jumps_changes_nothing(place, undisturbed, monkeypatch, jump):
     real, calls = time.time, []
@@ -107,7 +100,6 @@ def test_a_clock_that_jumps_changes_nothing(place, undisturbed, monkeypatch, jum
     assert 0 < report.seconds < 60
 
 
-@pytest.mark.row("N6")
 def test_durations_are_measured_by_a_clock_that_cannot_jump():
     for path in Path(ccfa.__file__).parent.rglob("*.py"):
         assert not re.search(r"\btime\.time\(|datetime\.now|perf_counter\(\) \+", path.read_text(encoding="utf-8")), (
@@ -115,7 +107,6 @@ def test_durations_are_measured_by_a_clock_that_cannot_jump():
         )
 
 
-@pytest.mark.row("N7")
 def test_seeds_decide_and_threads_are_told(place, undisturbed):
     toy_run(place / "again")
     toy_run(place / "other", toy_resolved(seed=1))
@@ -141,7 +132,6 @@ class Watcher(Silent):
         self.seen.append((resident(), len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
 
 
-@pytest.mark.row("N8")
 @pytest.mark.parametrize("num_stages", [16, pytest.param(50, marks=pytest.mark.soak)])
 def test_stages_leave_nothing_behind(place, num_stages):
     num_classes = num_stages

@@ -42,7 +42,6 @@ def writing(place):
         pass
 
 
-@pytest.mark.row("P1", "P8")
 @pytest.mark.parametrize("text", [None, b"", b"{", b'{"pid": 1}', b"\xff" * 5000])
 def test_a_second_run_in_a_directory_is_refused_at_once(writing, text):
     path, process = writing
@@ -57,7 +56,6 @@ def test_a_second_run_in_a_directory_is_refused_at_once(writing, text):
         assert f"({process} on {socket.gethostname()}, since 20" in str(error.value)
 
 
-@pytest.mark.row("P2", "P8")
 def test_the_lock_of_a_dead_process_is_taken_at_once(writing, undisturbed):
     path, process = writing
     os.kill(process, signal.SIGKILL)
@@ -70,7 +68,6 @@ def test_the_lock_of_a_dead_process_is_taken_at_once(writing, undisturbed):
     assert run_digest(path) == undisturbed
 
 
-@pytest.mark.row("P1")
 def test_a_lock_is_held_for_as_long_as_it_is_asked_for(place):
     with locked(place), pytest.raises(LockedError), locked(place):
         pass
@@ -78,7 +75,6 @@ def test_a_lock_is_held_for_as_long_as_it_is_asked_for(place):
         pass
 
 
-@pytest.mark.row("P3")
 def test_readers_never_see_half_a_file(place):
     path = place / "run"
     process = start(path)
@@ -98,7 +94,6 @@ def test_readers_never_see_half_a_file(place):
     assert read > 50
 
 
-@pytest.mark.row("P6")
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_runs_in_processes_however_they_are_started(place, undisturbed, method):
     process = multiprocessing.get_context(method).Process(target=toy_run, args=(place / "run",))
@@ -108,7 +103,6 @@ def test_runs_in_processes_however_they_are_started(place, undisturbed, method):
     assert run_digest(place / "run") == undisturbed
 
 
-@pytest.mark.row("P6")
 def test_runs_in_threads_and_one_after_the_other(place, undisturbed):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     threads = [threading.Thread(target=stoppable_run, args=(place / name,)) for name in ("a", "b")]
@@ -121,7 +115,6 @@ def test_runs_in_threads_and_one_after_the_other(place, undisturbed):
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
 
 
-@pytest.mark.row("P6")
 def test_importing_does_nothing(tmp_path):
     code = """
 import random, socket, sys, threading, os
@@ -145,7 +138,6 @@ assert not [path for path, *_ in written if not str(path).startswith("/dev/")], 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.row("P3")
 def test_a_directory_that_is_being_made_is_not_a_run_yet(place):
     directory_of(place / "run", toy_resolved())
     (place / "run" / "config.json").unlink()

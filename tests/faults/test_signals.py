@@ -35,7 +35,6 @@ def finish(path, **options):
     return run_digest(path)
 
 
-@pytest.mark.row("K1")
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_at_random_times_until_done(place, undisturbed, seed):
     source = random.Random(seed)
@@ -49,7 +48,6 @@ def test_killed_at_random_times_until_done(place, undisturbed, seed):
     assert finish(place / "run") == undisturbed
 
 
-@pytest.mark.row("K2", "K3")
 @pytest.mark.parametrize(
     "step", [step if step in (1, 6, 10, 17) else pytest.param(step, marks=pytest.mark.soak) for step in range(1, 21)]
 )
@@ -61,7 +59,6 @@ def test_killed_after_a_step_at_most_an_epoch_is_done_again(place, undisturbed, 
     assert 0 <= done_again <= 3, "the longest epoch has 3 steps"
 
 
-@pytest.mark.row("K3", "K4", "K5", "K7", "K8")
 @pytest.mark.parametrize(
     "fault", ["phase:3", "select:2", "pause:2", "evaluate:2", "commit:3", "after_commit:4", "report:2", "write:9"]
 )
@@ -97,7 +94,6 @@ def kill_at(number):
     sys.addaudithook(watch)
 
 
-@pytest.mark.row("K6", "K7", "K12")
 def test_killed_at_every_change_of_the_file_system_while_a_checkpoint_is_written(place):
     resolved = toy_resolved()
     network = resolved.method.backbone(3)
@@ -120,7 +116,6 @@ def test_killed_at_every_change_of_the_file_system_while_a_checkpoint_is_written
     assert died > 10
 
 
-@pytest.mark.row("K8")
 def test_killed_at_every_change_while_a_file_is_replaced(place):
     path = place / "report.html"
     for number in range(1, 20):
@@ -134,7 +129,6 @@ def test_killed_at_every_change_while_a_file_is_replaced(place):
     assert number > 3
 
 
-@pytest.mark.row("K9")
 @pytest.mark.parametrize("number", [1, 4, 7])
 def test_killed_while_a_line_is_added_to_the_metrics(place, undisturbed, number):
     assert die(place / "run", f"append:{number}:kill") == KILLED
@@ -143,7 +137,6 @@ def test_killed_while_a_line_is_added_to_the_metrics(place, undisturbed, number)
     assert finish(place / "run") == undisturbed
 
 
-@pytest.mark.row("K12")
 def test_killed_five_times_while_resuming(place, undisturbed):
     for fault in ("step:9", "write:1", "step:1", "write:3", "commit:1"):
         assert die(place / "run", f"{fault}:kill") == KILLED
@@ -151,7 +144,6 @@ def test_killed_five_times_while_resuming(place, undisturbed):
     assert finish(place / "run") == undisturbed
 
 
-@pytest.mark.row("K13")
 @pytest.mark.parametrize("name", ["MANIFEST.json", "state.json", "tensors.safetensors"])
 def test_files_that_are_empty_after_a_power_loss_cost_one_checkpoint(place, undisturbed, name):
     assert die(place / "run", "step:12:kill") == KILLED
@@ -162,7 +154,6 @@ def test_files_that_are_empty_after_a_power_loss_cost_one_checkpoint(place, undi
     assert run_digest(place / "run") == undisturbed
 
 
-@pytest.mark.row("K13")
 def test_a_name_is_given_only_to_what_is_on_the_disk_and_is_then_flushed_itself(place, monkeypatch):
     calls = []
 
@@ -185,7 +176,6 @@ def test_a_name_is_given_only_to_what_is_on_the_disk_and_is_then_flushed_itself(
         assert calls[index + 1] == ("fsync", os.path.dirname(target))
 
 
-@pytest.mark.row("K14", "K15", "K17", "K21")
 @pytest.mark.parametrize(
     ("name", "code"), [("sigterm", 143), ("sigint", 130), ("sighup", 129), ("sigusr1", 138), ("sigusr2", 140)]
 )
@@ -201,7 +191,6 @@ def test_a_signal_stops_between_two_steps(place, undisturbed, name, code, fault)
         assert audience.num_batches == len(STEPS) - int(fault.removeprefix("step:")), "not a step is lost"
 
 
-@pytest.mark.row("K15")
 @pytest.mark.parametrize("second", ["step:3:sigint", "write:12:sigint"])
 def test_a_second_ctrl_c_stops_at_once_and_the_checkpoint_before_stands(place, undisturbed, second):
     first = "write:11:sigint" if second.startswith("write") else "step:3:sigint"
@@ -211,7 +200,6 @@ def test_a_second_ctrl_c_stops_at_once_and_the_checkpoint_before_stands(place, u
     assert finish(place / "run") == undisturbed
 
 
-@pytest.mark.row("K16")
 @pytest.mark.parametrize("number", [7, 8, 9])
 def test_sigterm_while_a_checkpoint_is_written_makes_one_checkpoint_whole(place, undisturbed, number):
     assert die(place / "run", f"write:{number}:sigterm") == 143
@@ -221,7 +209,6 @@ def test_sigterm_while_a_checkpoint_is_written_makes_one_checkpoint_whole(place,
     assert finish(place / "run") == undisturbed
 
 
-@pytest.mark.row("K17")
 def test_a_reader_that_leaves_ends_a_run_that_can_be_continued(tmp_path):
     words = ["run", "finetune", "--scenario", "5,5", "--set", "epochs=2", "--out", "run"]
     process = subprocess.Popen(
@@ -247,7 +234,6 @@ def test_a_reader_that_leaves_ends_a_run_that_can_be_continued(tmp_path):
     assert in_child(resume) == "finished"
 
 
-@pytest.mark.row("K18")
 def test_a_stopped_process_goes_on_when_it_is_continued(place, undisturbed):
     process = start(place / "run", "step:8:sleep")
     while not checkpoints(place / "run"):
@@ -260,7 +246,6 @@ def test_a_stopped_process_goes_on_when_it_is_continued(place, undisturbed):
     assert 1 < RunDirectory(place / "run").report().seconds < 30
 
 
-@pytest.mark.row("K19")
 def test_a_time_limit_stops_again_and_again_and_each_call_goes_on(place, undisturbed):
     codes = [die(place / "run", "", max_minutes=0) for _ in range(3)]
     assert codes == [75, 75, 75]
@@ -287,7 +272,6 @@ class Faulty:
         return samples
 
 
-@pytest.mark.row("K20")
 def test_a_mistake_in_the_user_s_code_leaves_a_traceback_and_the_last_checkpoint(place):
     augmentation = Faulty()
     resolved = toy_resolved()
@@ -304,7 +288,6 @@ def test_a_mistake_in_the_user_s_code_leaves_a_traceback_and_the_last_checkpoint
     assert (place / "run" / "errors.txt").read_text() == told  # continuing cuts logs, and not this
 
 
-@pytest.mark.row("K14")
 def test_the_message_says_how_to_go_on(place):
     with pytest.raises(Stopped) as stopped:
         stoppable_run(place / "run", max_minutes=0)

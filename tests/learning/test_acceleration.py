@@ -28,7 +28,6 @@ def test_devices_of_other_kinds_are_not_supported(name):
         pick_device(name)
 
 
-@pytest.mark.row("N4")
 @pytest.mark.parametrize(("name", "count"), [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1), ("cuda:9", 2)])
 def test_a_gpu_that_is_not_there_is_a_resource_error(monkeypatch, name, count):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -51,7 +50,6 @@ def test_a_gpu_is_described_by_its_name():
     assert describe_device(pick_device("cuda")) == torch.cuda.get_device_name()
 
 
-@pytest.mark.row("N3")
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError("full")])
 @pytest.mark.parametrize(("batch_size", "smaller"), [(128, 64), (1, 1)])
 def test_running_out_of_memory_suggests_a_smaller_batch(error, batch_size, smaller):

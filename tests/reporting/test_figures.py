@@ -186,7 +186,6 @@ def test_curves_are_told_apart_without_colour():
     assert looks["a"]["linestyle"] != looks["b"]["linestyle"]
 
 
-@pytest.mark.row("O5")
 def test_says_what_to_install_where_matplotlib_is_missing(runs, monkeypatch, call):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for name in ("plots", "paper_figures"):

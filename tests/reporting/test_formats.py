@@ -148,7 +148,6 @@ def test_csv_keeps_mean_and_spread_apart():
 HOSTILE = r"""<script>alert(1)</script> | & % $ # _ { } ~ ^ \ " ` * [x](y)"""
 
 
-@pytest.mark.row("O7")
 def test_hostile_names_mean_themselves():
     comparison = compare([entry("runs/a", method=HOSTILE, data=HOSTILE + "\n\\input{x}")])
     grid = summary_grid(comparison)

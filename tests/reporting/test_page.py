@@ -67,7 +67,6 @@ def test_page_is_self_contained(run, resolved):
     assert "default-src 'none'" in page
 
 
-@pytest.mark.row("O7")
 def test_class_names_are_escaped_everywhere(run, resolved):
     page = text(write_report(run, resolved))
     assert "<script>alert" not in page
@@ -77,7 +76,6 @@ def test_class_names_are_escaped_everywhere(run, resolved):
     assert "{% include" in page
 
 
-@pytest.mark.row("K8")
 def test_page_is_made_again_byte_for_byte_without_the_data(run, resolved, tmp_path):
     first = write_report(run, resolved).read_bytes()
     assert write_report(run).read_bytes() == first
@@ -240,7 +238,6 @@ def test_more_classes_than_cells_are_shown_by_stage(tmp_path):
     assert page.stat().st_size < 5_000_000
 
 
-@pytest.mark.row("D2")
 def test_failure_to_write_the_page_is_a_note(run, resolved, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device")

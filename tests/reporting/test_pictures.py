@@ -75,7 +75,6 @@ def test_pictures_that_are_none_are_not_shown(tmp_path):
     assert read_pictures(tmp_path, 0) is None
 
 
-@pytest.mark.row("C7", "C8")
 def test_pickles_and_bombs_are_refused(tmp_path):
     np.savez(tmp_path / "pickle.npz", labels=np.array([{"a": 1}], dtype=object))
     with pytest.raises(ModelError, match="cannot be read"):

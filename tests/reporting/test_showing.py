@@ -63,7 +63,6 @@ def test_a_page_that_fails_hides_no_error(tmp_path, console, fail, monkeypatch):
     assert "note: the report page was not written (division by zero)" in console.file.getvalue()
 
 
-@pytest.mark.row("P1")
 def test_no_page_is_written_where_another_process_is_at_work(tmp_path, console):
     resolved = toy_resolved()
     toy_run(tmp_path / "run", resolved)
@@ -102,7 +101,6 @@ def test_without_the_data_the_page_says_why_it_has_no_pictures(tmp_path, console
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
-@pytest.mark.row("G4")
 @pytest.mark.parametrize("option", ["checkpoint_minutes", "max_minutes"])
 @pytest.mark.parametrize("minutes", [float("nan"), float("inf"), -1.0, -1e-9])
 def test_minutes_that_are_none_are_refused(option, minutes):
@@ -111,7 +109,6 @@ def test_minutes_that_are_none_are_refused(option, minutes):
     require_ready(**{**COURSE, option: 0.0})
 
 
-@pytest.mark.row("D5")
 @pytest.mark.parametrize("verb", ["run", "sweep"])
 def test_a_bad_place_for_first_stages_is_refused_before_anything_is_done(call, tmp_path, verb):
     (tmp_path / "file").write_text("mine")

@@ -76,7 +76,6 @@ def test_names_are_shown_as_they_are():
     assert "a [bold] name" in shown(metrics_table(REPORT))
 
 
-@pytest.mark.row("O2")
 def test_numbers_stay_whole_on_a_narrow_terminal():
     text = shown(metrics_table(REPORT), width=80)
     assert all(percent(value) in text for value in METRICS.values())
@@ -89,7 +88,6 @@ def printed(comparison, width):
     return file.getvalue()
 
 
-@pytest.mark.row("O2")
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_a_comparison_stays_whole_at_any_width(width):
     long = entry("runs/x", 0.25, options={"epochs": "5", "a_long_option": "1.5"})

@@ -210,7 +210,6 @@ def test_where_it_is_not_wanted_nothing_changes(tmp_path):
     assert list(tmp_path.iterdir()) == [], "no file before there is a number"
 
 
-@pytest.mark.row("O5")
 def test_where_it_is_missing_the_cure_is_named(monkeypatch):
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'ccfa\[tensorboard\]'") as refused:

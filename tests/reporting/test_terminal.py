@@ -147,7 +147,6 @@ def test_the_live_line_is_not_drawn_at_every_step(monkeypatch):
     assert file.getvalue().count("images/s") < 50
 
 
-@pytest.mark.row("O2")
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     file, dumb = console(live=True)
