@@ -7,7 +7,8 @@ import warnings
 import pytest
 import torch
 
-from ccfa import cli, failpoints
+from ccfa import cli
+from failing import install
 
 torch.set_num_threads(1)
 
@@ -18,15 +19,18 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def fail(monkeypatch):
-    """Makes named places fail, as CCFA_FAIL says, counted from now."""
+def fail():
+    """Makes named places fail, counted from now."""
+    undo = []
 
     def at(places):
-        failpoints.reset()
-        monkeypatch.setenv("CCFA_FAIL", places)
+        while undo:
+            undo.pop()()
+        undo.append(install(places))
 
     yield at
-    failpoints.reset()
+    at("")
+    undo.pop()()
 
 
 @pytest.fixture

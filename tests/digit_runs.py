@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from ccfa.data import Stage
-from ccfa.experiments import Experiment, RunDirectory, resolve, run
+from ccfa.experiments import Experiment, Run, resolve, run
 from ccfa.learning.progress import Unobserved
+from toy_runs import begun
 
 CPU = torch.device("cpu")
 SHORT = {"epochs": "1", "balanced_epochs": "1"}
@@ -20,12 +21,12 @@ class Silent(Unobserved):
         """Nothing."""
 
 
-def created(path: Path, experiment: Experiment) -> RunDirectory:
+def created(path: Path, experiment: Experiment) -> Run:
     """The directory of a run that has not begun."""
-    return RunDirectory.create(path, resolve(experiment).config, {"device": "cpu"})
+    return begun(path, resolve(experiment).config, {"device": "cpu"})
 
 
-def digit_run(path: Path, method: str = "podnet", **choices: Any) -> RunDirectory:
+def digit_run(path: Path, method: str = "podnet", **choices: Any) -> Run:
     """A finished run of three stages, one epoch a phase unless asked otherwise."""
     experiment = Experiment(method, **{"scenario": "4,3,3", "options": SHORT, **choices})
     directory = created(path, experiment)

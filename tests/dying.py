@@ -1,14 +1,13 @@
 """Toy runs in processes that are killed, stopped or run out of something, and what they leave behind."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from ccfa import failpoints
 from ccfa.evaluation import Report
 from ccfa.experiments.stopping import stoppable
 from children import started, wait
+from failing import install
 from toy_runs import toy_run
 
 # The steps of a toy run: (stage, phase) of each.
@@ -25,8 +24,7 @@ def start(path: Path, faults: str = "", **options: Any) -> int:
     """The process number of a toy run in a child, in which these places fail."""
 
     def body() -> None:
-        failpoints.reset()
-        os.environ["CCFA_FAIL"] = faults
+        install(faults)
         stoppable_run(path, **options)
 
     return started(body)
@@ -50,4 +48,4 @@ def left_over(path: Path) -> list[str]:
 
 def checkpoints(path: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
-    return sorted((path / "checkpoints").glob("0*"))
+    return sorted((path / "checkpoints").glob("0*.safetensors"))

@@ -1,7 +1,7 @@
 """Small real runs of the command line, killed at random moments and resumed until done, against undisturbed ones.
 
 Each process is a fork of this one, which has imported everything already: a start costs milliseconds and not seconds,
-so that hundreds of kills fit into minutes. Most kills come at a random time; some at a named place (`CCFA_FAIL`), so
+so that hundreds of kills fit into minutes. Most kills come at a random time; some at a named place (`failing.py`), so
 that short moments such as the writing of a checkpoint are hit too; some are a polite SIGTERM instead. Prints what was
 tried and what was lost, and exits with 1 if anything was.
 
@@ -25,6 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import ccfa.cli
 import ccfa.reporting.showing  # torch and all the rest, before the first fork
 from digests import run_digest
+from failing import install
 
 TINY = (
     "--validation",
@@ -59,7 +60,7 @@ def start(words: tuple[str, ...], log: Path, faults: str = "") -> int:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    os.environ["CCFA_FAIL"] = faults
+    install(faults)
     sys.argv = ["ccfa", *words]
     code = 0
     try:

@@ -7,12 +7,13 @@ import torch
 
 from ccfa.data import ImageSet, split
 from ccfa.evaluation import Report, accuracy_matrix, matrix_rows, overall_accuracies, summary
-from ccfa.experiments import Experiment, RunDirectory
+from ccfa.experiments import Experiment
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.environment import environment
 from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.files import write_atomically
+from ccfa.files import write_atomically
 from ccfa.learning.acceleration import Acceleration
+from toy_runs import begun
 
 PER_CLASS = 20
 CPU = torch.device("cpu")
@@ -34,7 +35,7 @@ def synthetic_run(path, resolved, num_done=None, seed=0, state="finished", epoch
     """A run directory as such a run leaves it: later classes are preferred, older ones forgotten."""
     random = np.random.default_rng(seed)
     surroundings = environment(CPU, Acceleration.for_device(CPU))
-    directory = RunDirectory.create(path, resolved.config, {**surroundings, "commit": "0123456789ab"})
+    directory = begun(path, resolved.config, {**surroundings, "commit": "0123456789ab"})
     stages = resolved.stages[:num_done]
     by_logits, by_mean, labels, rows = [], [], [], []
     for stage in stages:

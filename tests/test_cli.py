@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 
 import ccfa
-from ccfa.experiments import RunDirectory
+from ccfa import cli
+from ccfa.experiments import Run
 from ccfa.methods import METHODS
 from ccfa.words import gathered, given_axes
 from commands import ASCII, COMMAND, command, contents, environment
@@ -37,7 +38,7 @@ def test_a_run_ends_with_code_0_and_says_where_its_directory_is(finished):
     assert (result.returncode, result.stderr) == (0, b"")
     assert result.stdout.decode().startswith("podnet + CCFA · digits · 10 classes in 2 stages (5 + 5) on ")
     assert result.stdout.decode().endswith("Run directory: run\nReport: run/report.html\n")
-    assert RunDirectory(path).report().finished
+    assert Run(path).report().finished
 
 
 def test_piped_output_has_no_escape_codes_and_no_carriage_returns(finished):
@@ -167,7 +168,7 @@ def test_a_diverging_run_is_code_6_keeps_what_it_has_and_is_not_reused(call, tmp
     assert b"Traceback" not in result.stderr
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["state"] == "failed"
-    assert (tmp_path / "run" / "predictions" / "stage-000.npz").exists()
+    assert (tmp_path / "run" / "predictions" / "stage-000.safetensors").exists()
     kept = {path.name for path in (tmp_path / "run").iterdir()}
     code, out, _ = call("compare", "run")
     assert code == 0
@@ -181,7 +182,7 @@ def test_a_rate_that_diverges_at_once_names_the_first_epoch(call, tmp_path):
     code, _, err = call("run", "finetune", "--set", "lr=1e30", "--out", "run")
     assert code == 6
     assert "stage 1, phase main, epoch" in err
-    assert RunDirectory(tmp_path / "run").read_json("status.json")["state"] == "failed"
+    assert Run(tmp_path / "run").read_json("status.json")["state"] == "failed"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -255,7 +256,7 @@ def test_a_terminal_that_knows_only_ascii_gets_question_marks(tmp_path):
     result = command(*PODNET, *SHORT, "--out", "run", cwd=tmp_path, **ASCII)
     assert (result.returncode, result.stderr) == (0, b"")
     assert result.stdout.startswith(b"podnet ? digits ? 10 classes")
-    assert RunDirectory(tmp_path / "run").report().finished
+    assert Run(tmp_path / "run").report().finished
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["runn"]])
@@ -331,7 +332,7 @@ def test_a_folder_of_photos_is_learned_end_to_end(call, tmp_path):
     code, out, _ = call("run", "podnet", "--ccfa", "--data", folder, "--out", "run", *FOLDER)
     assert code == 0
     assert "4 classes in 2 stages (2 + 2)" in out
-    config = RunDirectory(tmp_path / "run").read_json("config.json")["resolved"]
+    config = Run(tmp_path / "run").read_json("config.json")["resolved"]
     assert config["class_names"] == ["<b>fly", "ant", "bee", "côté"]
     assert config["num_training_images"] + config["num_test_images"] == 24
     assert contents(folder) == before
@@ -350,7 +351,7 @@ def test_a_run_is_compared_with_itself_once(call, finished):
     path, _ = finished
     code, out, err = call("compare", path, path, "--out", "page")
     assert (code, err) == (0, "")
-    average = RunDirectory(path).report().metrics["average_incremental_accuracy"]
+    average = Run(path).report().metrics["average_incremental_accuracy"]
     assert f"{100 * average:.2f}" in out
     assert "named twice and counted once" in out
     assert "average: mean over all stages" in out
@@ -479,3 +480,26 @@ def test_every_value_of_an_axis_is_a_line(call, tmp_path):
     code, out, _ = call("compare", *runs)
     assert code == 0
     assert all(f"ccfa.count={count}" in out for count in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (MemoryError(), 5, "Out of memory"),
+        (OSError(36, "File name too long", "x"), 5, "x: File name too long"),
+        (ZeroDivisionError("a bug"), 1, "ZeroDivisionError: a bug"),
+    ],
+)
+def test_what_nobody_foresaw_is_one_message(call, monkeypatch, error, code, told, tmp_path):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr(cli, "_list", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    found, _, err = call("list", "methods")
+    assert (found, "Traceback" in err) == (code, False)
+    assert told in err
+    if code == 1:
+        (kept,) = tmp_path.glob("ccfa-error-*.txt")
+        assert "ZeroDivisionError" in kept.read_text()
+        assert str(kept) in err

@@ -5,10 +5,8 @@ from pathlib import Path
 import torch
 
 from ccfa.evaluation import Report
-from ccfa.experiments import Experiment, RunDirectory, run
-from ccfa.experiments.environment import environment
+from ccfa.experiments import Experiment, Run, run
 from ccfa.experiments.experiment import Resolved
-from ccfa.learning.acceleration import Acceleration
 from toys import STAGES, plugged, tiny, toy_images
 
 CPU = torch.device("cpu")
@@ -39,13 +37,15 @@ def toy_resolved(name: str = "podnet", seed: int = 0, **options) -> Resolved:
     return Resolved(Experiment(name, seed=seed), method, toy_images(), toy_images(seed=1), STAGES, "", order, ())
 
 
-def directory_of(path: Path, resolved: Resolved) -> RunDirectory:
-    """The run directory of an experiment, new or to be continued."""
-    surroundings = environment(CPU, Acceleration())
-    return RunDirectory.create_or_continue(path, resolved.config, surroundings)
-
-
 def toy_run(path: Path, resolved: Resolved | None = None, audience=None, **options) -> Report:
     """Run a toy experiment in a directory, or go on running it."""
     resolved = resolved or toy_resolved()
-    return run(resolved, directory_of(path, resolved), audience or Silent(), CPU, **options)
+    return run(resolved, Run(path), audience or Silent(), CPU, **options)
+
+
+def begun(path: Path, config: dict, surroundings: dict | None = None) -> Run:
+    """A run directory in which nothing has been learned yet."""
+    directory = Run(path)
+    with directory.entered(config, surroundings or {}):
+        pass
+    return directory

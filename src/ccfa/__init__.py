@@ -45,6 +45,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     # The names are looked up when they are used, so that `import ccfa` and `ccfa --help` do not wait for torch.
     if name in _HOME:

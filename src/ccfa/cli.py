@@ -4,6 +4,8 @@ import io
 import os
 import signal
 import sys
+import tempfile
+import traceback
 import warnings
 from dataclasses import fields
 from pathlib import Path
@@ -83,6 +85,27 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output, `head` say, has enough
         sys.stderr.close()
         sys.exit(BROKEN_PIPE_CODE)
+    except MemoryError:
+        print("error: Out of memory.", file=sys.stderr)
+        sys.exit(ResourceError.exit_code)
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        print(f"error: {name}{error.strerror or error}.", file=sys.stderr)
+        sys.exit(ResourceError.exit_code)
+    except Exception as error:
+        print(f"error: {type(error).__name__}: {error}{_kept_traceback()}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _kept_traceback() -> str:
+    """Write the traceback of an error nobody foresaw to a file, and say where it is."""
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="ccfa-error-", suffix=".txt", delete=False) as file:
+            traceback.print_exc(file=file)
+    except OSError:
+        traceback.print_exc()
+        return ""
+    return f"\nThis is a bug in ccfa or in code of your own; the traceback is in {file.name}"
 
 
 def _require_folder() -> None:
@@ -99,25 +122,24 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def _run(verb: Run, console: "Console") -> None:
-    from ccfa.experiments import RunDirectory, resolve
-    from ccfa.experiments.environment import environment
+    from ccfa import experiments
     from ccfa.experiments.ledger import store_result
-    from ccfa.learning.acceleration import suit_threads
+    from ccfa.experiments.running import finished
+    from ccfa.files import require_place
     from ccfa.reporting.showing import run_shown, show_result
 
     experiment = _experiment(verb, method=verb.method, ccfa=verb.ccfa, order=verb.order, seed=verb.seed)
     device, acceleration = _speed(verb)
     path = verb.out or Path("runs") / experiment.name
-    if not (verb.reuse and path.exists()):
-        RunDirectory.require_new(path)
-    resolved = resolve(experiment, verb.data_dir)
-    suit_threads(resolved.train.images[0].numel())
-    if verb.reuse and (report := RunDirectory.finished(path, resolved.config, acceleration)):
+    directory = experiments.Run(path)
+    if not verb.reuse:
+        directory.require_new()
+    require_place(path)
+    resolved = experiments.resolve(experiment, verb.data_dir)
+    if verb.reuse and (report := finished(directory, resolved, acceleration)):
         console.print(f"{path} holds this experiment already:", soft_wrap=True)
     else:
-        make = RunDirectory.create_or_continue if verb.reuse else RunDirectory.create
-        directory = make(path, resolved.config, environment(device, acceleration))
-        report = run_shown(resolved, directory, device, acceleration, console, **_endurance(verb))
+        report = run_shown(resolved, directory, device, acceleration, console, new=not verb.reuse, **_endurance(verb))
     if verb.results:
         store_result(report, verb.results)
     show_result(report, path, resolved, console)
@@ -126,7 +148,7 @@ def _run(verb: Run, console: "Console") -> None:
 def _experiment(verb: Setting, method: str, **own: Any) -> "Experiment":
     """The experiment with what both verbs take, and with a verb's own fields."""
     from ccfa.experiments import Experiment
-    from ccfa.experiments.files import require_place
+    from ccfa.files import require_place
 
     if verb.results:
         require_place(verb.results)
@@ -136,17 +158,15 @@ def _experiment(verb: Setting, method: str, **own: Any) -> "Experiment":
 
 
 def _resume(verb: Resume, console: "Console") -> None:
-    from ccfa.experiments import RunDirectory
-    from ccfa.experiments.resuming import resolve_again, speed_again
-    from ccfa.learning.acceleration import suit_threads
+    from ccfa import experiments
+    from ccfa.experiments.running import resolve_again, speed_again
     from ccfa.reporting.showing import run_shown, show_finished, show_result
 
-    directory = RunDirectory(verb.run)
+    directory = experiments.Run(verb.run)
     if directory.is_finished():
         return show_finished(directory, verb.data_dir, console)
     speed = speed_again(directory, verb.device, verb.precision, not verb.no_compile, not verb.no_graph)
     resolved = resolve_again(directory, verb.data_dir)
-    suit_threads(resolved.train.images[0].numel())
     report = run_shown(resolved, directory, *speed, console, **_endurance(verb))
     return show_result(report, verb.run, resolved, console)
 

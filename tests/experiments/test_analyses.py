@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from ccfa.data import Stage
 from ccfa.errors import ModelError
-from ccfa.experiments import Experiment, RunDirectory
+from ccfa.experiments import Experiment, Run
 from ccfa.experiments.analyses import exemplars_after, learner_after, reopen, with_ccfa
 from digit_runs import CPU, SHORT, digit_run
 
@@ -30,7 +30,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def copied(finished, tmp_path):
-    return RunDirectory(shutil.copytree(finished, tmp_path / "copy"))
+    return Run(shutil.copytree(finished, tmp_path / "copy"))
 
 
 def check_predictions(directory):
@@ -38,12 +38,12 @@ def check_predictions(directory):
     for stage in resolved.stages:
         learner = learner_after(stage, directory, resolved, CPU)
         seen = resolved.test.subset(resolved.test.rows(0, stage.num_seen))
-        stored = np.load(directory.path / "predictions" / f"stage-{stage.index:03d}.npz", allow_pickle=False)
+        stored = directory.read_predictions(stage.index)
         np.testing.assert_array_equal(learner.predict_by_logits(seen.images).numpy(), stored["by_logits"])
 
 
 def test_every_stages_network_predicts_as_it_did(finished):
-    check_predictions(RunDirectory(finished))
+    check_predictions(Run(finished))
 
 
 def test_so_do_networks_that_change_their_structure(of_method):
@@ -62,7 +62,7 @@ def test_exemplars_are_those_written_down_and_can_be_chosen_again(copied):
 
 
 def test_ccfa_is_plugged_in_with_the_runs_own_options(finished):
-    resolved = reopen(RunDirectory(finished))
+    resolved = reopen(Run(finished))
     assert with_ccfa(resolved).method.feature_augmentations == resolved.method.feature_augmentations
     without = resolved._replace(experiment=Experiment("podnet"))
     assert [type(part).__name__ for part in with_ccfa(without).method.feature_augmentations] == ["CCFA"]

@@ -19,6 +19,7 @@ from slurm_cluster import MISSING, NotStartedError, slurm
 
 RUN = ["run", "finetune", "--scenario", "5,5", "--set", "epochs=2", "--device", "cpu"]  # 28 steps, 7 an epoch
 SLOWLY = ",".join(f"step:{step}:sleep" for step in range(9, 13))  # seconds after the first epoch, for a signal
+TESTS = Path(__file__).parents[1]
 ONE_JOB = {"minutes": 20, "gpus": 0, "cpus": 1}
 
 
@@ -38,6 +39,7 @@ def undisturbed(tmp_path_factory):
 def place(tmp_path, monkeypatch):
     """Where jobs are submitted, with the variables that they will see."""
     wanted = environment(CCFA_FAIL=SLOWLY)
+    wanted["PYTHONPATH"] = os.pathsep.join([str(TESTS / "processes"), str(TESTS), wanted["PYTHONPATH"]])
     for name in os.environ.keys() - wanted.keys():
         monkeypatch.delenv(name)
     for name, value in wanted.items():

@@ -9,7 +9,7 @@ import torch
 import ccfa
 from ccfa.data import ImageSet
 from ccfa.errors import ModelError, Notice, ResourceError, Stopped
-from ccfa.experiments import Experiment, RunDirectory, resolve, run
+from ccfa.experiments import Experiment, Run, resolve, run
 from ccfa.experiments.first_stage import LAYERS, FirstStages, _code_digest, first_stage_key
 from ccfa.experiments.stopping import Stop
 from ccfa.learning import Learner
@@ -50,7 +50,7 @@ def with_options(**options):
 
 def run_into(path, experiment, first_stages=None):
     resolved, audience = resolve(experiment), Audience()
-    directory = RunDirectory.create(path, resolved.config, {"device": "cpu"})
+    directory = Run(path)
     report = run(resolved, directory, audience, CPU, first_stages=first_stages)
     return report, audience.trained
 
@@ -193,7 +193,7 @@ def test_a_damaged_file_is_named(tmp_path, damage):
     store.store("abc", learner.network)
     assert store.load("abc").keys() == learner.network.state_dict().keys()
     store.path("abc").write_bytes(damage(store.path("abc").read_bytes()))
-    with pytest.raises(ModelError, match=r"abc\.safetensors is damaged .*Remove it"):
+    with pytest.raises(ModelError, match=r"abc\.safetensors.*Remove it"):
         store.learn(learner, STAGES[0], "abc")
 
 
@@ -276,7 +276,7 @@ def test_a_run_that_waited_does_not_begin_when_all_were_stopped(tmp_path):
     (first, second), ended = one_waits_for_the_other(tmp_path, Stop())
     assert [stopped.code for stopped in ended] == [130, 130]
     assert (first.num_batches, second.num_batches) == (1, 0)
-    assert not (tmp_path / "second" / "checkpoints").exists()
+    assert not list((tmp_path / "second" / "checkpoints").iterdir())
     audience, other = Silent(), Silent()
     toy_run(tmp_path / "first", audience=audience, first_stages=FirstStages(tmp_path / "store"))
     toy_run(tmp_path / "second", audience=other, first_stages=FirstStages(tmp_path / "store"))

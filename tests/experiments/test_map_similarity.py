@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from ccfa.errors import UsageError
 from ccfa.evaluation.similarity import linear_cka
-from ccfa.experiments import Experiment, RunDirectory
+from ccfa.experiments import Experiment, Run
 from ccfa.experiments import map_similarity as module
 from ccfa.experiments.analyses import learner_after, reopen
 from ccfa.experiments.map_similarity import map_similarities
@@ -44,7 +44,7 @@ def test_is_linear_cka_of_flattened_maps_of_the_first_stages_test_images(directo
 
 
 def test_an_unchanged_backbone_is_aligned_entirely(directory, tmp_path):
-    copy = RunDirectory(shutil.copytree(directory.path, tmp_path / "copy"))
+    copy = Run(shutil.copytree(directory.path, tmp_path / "copy"))
     first, second = (copy.path / "networks" / f"stage-00{index}.safetensors" for index in (0, 1))
     kept = {name: tensor for name, tensor in load_file(first).items() if name.startswith("backbone.")}
     save_file({**load_file(second), **kept}, second)

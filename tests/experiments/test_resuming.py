@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from ccfa.errors import DivergedError, ModelError, Notice, ResourceError, Stopped
-from ccfa.experiments import RunDirectory
-from ccfa.experiments.checkpoint import Checkpoints
+from ccfa.experiments import Run
 from ccfa.experiments.first_stage import FirstStages
 from ccfa.experiments.options import plain
-from ccfa.experiments.resuming import speed_again
+from ccfa.experiments.running import speed_again
 from ccfa.experiments.stopping import Stop
 from ccfa.learning.acceleration import Acceleration
 from digests import run_digest
-from toy_runs import CPU, Silent, directory_of, toy_resolved, toy_run
+from toy_runs import CPU, Silent, begun, toy_resolved, toy_run
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def test_stopped_after_every_so_many_steps_it_ends_the_same(tmp_path, whole):
             break
         except Stopped as stopped:
             messages.append((stopped.code, stopped.message))
-        assert RunDirectory(path).read_json("status.json")["state"] == "interrupted"
+        assert Run(path).read_json("status.json")["state"] == "interrupted"
     assert len(messages) > 3
     assert all(code == 143 and f"ccfa resume {path}" in message for code, message in messages)
     assert run_digest(path) == run_digest(whole[0])
@@ -66,8 +65,7 @@ def test_seconds_add_up_over_processes(tmp_path, monkeypatch):
     path = tmp_path / "run"
     with pytest.raises(Stopped):
         toy_run(path, stop=StopAfter(0))
-    state = next((path / "checkpoints").glob("*/state.json"))
-    stored = json.loads(state.read_text())["stage_seconds"]
+    stored = Run(path).load_checkpoint().state["stage_seconds"]
     assert stored > 0
     report = toy_run(path)
     assert report.seconds > stored
@@ -88,7 +86,7 @@ def test_finished_stages_are_shown_again_and_not_learned_again(tmp_path, fail):
 def test_training_that_diverges_leaves_the_last_finite_checkpoint_and_a_diagnosis(tmp_path, whole, fail):
     path = tmp_path / "run"
     fail("step:6:nan")
-    with pytest.raises(DivergedError, match=r"stage 2, phase main, epoch \d|no finite numbers") as error:
+    with pytest.raises(DivergedError, match=r"stage 2, phase main, epoch \d|not finite") as error:
         toy_run(path, checkpoint_minutes=0)
     assert error.value.exit_code == 6
     diagnosis = json.loads((path / "diagnosis.json").read_text())
@@ -100,7 +98,7 @@ def test_training_that_diverges_leaves_the_last_finite_checkpoint_and_a_diagnosi
 @pytest.mark.parametrize(("stop", "minutes"), [(None, 0), (Stop(max_minutes=0), 1000)], ids=["due", "stopped"])
 def test_what_a_checkpoint_finds_is_told_with_its_place(tmp_path, fail, stop, minutes):
     fail("step:3:nan" if stop is None else "step:1:nan")
-    place = r"no finite numbers.* found in stage 1, phase main, epoch \d of \d+, at a learning rate of 0\.1"
+    place = r"not finite.* found in stage 1, phase main, epoch \d of \d+, at a learning rate of 0\.1"
     with pytest.raises(DivergedError, match=place):
         toy_run(tmp_path / "run", stop=stop, checkpoint_minutes=minutes)
     diagnosis = json.loads((tmp_path / "run" / "diagnosis.json").read_text())
@@ -153,7 +151,7 @@ def test_a_shared_first_stage_is_continued_and_then_shared(tmp_path, whole, fail
 
 def test_other_surroundings_are_told_and_written_down(tmp_path):
     resolved = toy_resolved()
-    directory = RunDirectory.create(
+    directory = begun(
         tmp_path / "run", resolved.config, {"torch": "0.4.1", "threads": 1, "acceleration": {"precision": "float32"}}
     )
     with pytest.raises(Stopped):
@@ -175,8 +173,9 @@ def test_the_same_surroundings_are_not_worth_a_word(tmp_path):
 
 def test_a_run_goes_on_with_the_device_and_precision_it_began_with(tmp_path):
     resolved = toy_resolved()
-    begun = {"torch_device": "cpu", "acceleration": {"precision": "float32"}}
-    directory = RunDirectory.create(tmp_path / "run", resolved.config, begun)
+    directory = begun(
+        tmp_path / "run", resolved.config, {"torch_device": "cpu", "acceleration": {"precision": "float32"}}
+    )
     assert speed_again(directory, "auto", None, True, True)[0] == CPU
     directory.write_json("environment.json", {"torch_device": "cuda:7", "acceleration": {"precision": "bf16"}})
     with pytest.raises(ResourceError, match="cuda:7 was asked for"):
@@ -186,11 +185,11 @@ def test_a_run_goes_on_with_the_device_and_precision_it_began_with(tmp_path):
 
 @pytest.mark.parametrize("off", [{}, {"compile": False}, {"graph": False}, {"compile": False, "graph": False}], ids=str)
 def test_what_was_switched_off_stays_off(tmp_path, monkeypatch, off):
-    monkeypatch.setattr("ccfa.experiments.resuming.pick_device", lambda name: torch.device(name))
-    begun = Acceleration("bf16", **{"compile": True, "graph": True, **off})
-    surroundings = {"torch_device": "cuda", "acceleration": plain(begun)}
-    directory = RunDirectory.create(tmp_path / "run", toy_resolved().config, surroundings)
-    assert speed_again(directory, "auto", None, True, True)[1] == begun
+    monkeypatch.setattr("ccfa.experiments.running.pick_device", lambda name: torch.device(name))
+    first = Acceleration("bf16", **{"compile": True, "graph": True, **off})
+    surroundings = {"torch_device": "cuda", "acceleration": plain(first)}
+    directory = begun(tmp_path / "run", toy_resolved().config, surroundings)
+    assert speed_again(directory, "auto", None, True, True)[1] == first
     assert speed_again(directory, "auto", None, False, False)[1] == Acceleration("bf16", False, False)
     directory.write_json("environment.json", {"torch_device": "cpu", "acceleration": plain(Acceleration())})
     assert speed_again(directory, "cuda", None, True, True)[1] == Acceleration("bf16", True, True)
@@ -209,20 +208,13 @@ def test_a_checkpoint_that_does_not_fit_together_is_refused(tmp_path, fail, monk
     fail("evaluate:2:raise")
     with pytest.raises(RuntimeError):
         toy_run(tmp_path / "run")
-    load = Checkpoints.load
+    load = Run.load_checkpoint
 
     def changed(self):
         stored = load(self)
         change(stored.state)
         return stored
 
-    monkeypatch.setattr(Checkpoints, "load", changed)
+    monkeypatch.setattr(Run, "load_checkpoint", changed)
     with pytest.raises(ModelError, match=message):
         toy_run(tmp_path / "run")
-
-
-def test_a_directory_killed_while_it_was_made_is_made_again(tmp_path):
-    resolved = toy_resolved()
-    for name in ("predictions", "networks"):
-        (tmp_path / "run" / name).mkdir(parents=True)
-    assert directory_of(tmp_path / "run", resolved).read_json("config.json") == resolved.config

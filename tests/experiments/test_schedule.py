@@ -7,7 +7,7 @@ import torch
 
 from ccfa.data import split
 from ccfa.experiments.environment import environment
-from ccfa.experiments.rundir import RunDirectory
+from ccfa.experiments.run_directory import Run
 from ccfa.experiments.schedule import Job, run_all
 from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.streams import Lane, own_stream
@@ -29,7 +29,7 @@ def jobs(folder, speed):
             stages=split(12, 2, 1),
             order=tuple(range(12)),
         )
-        yield Job(resolved, RunDirectory(folder / str(number)), Silent(), environment(CUDA, speed))
+        yield Job(resolved, Run(folder / str(number)), Silent(), environment(CUDA, speed))
 
 
 @pytest.mark.gpu

@@ -9,8 +9,8 @@ from ccfa.data import load
 from ccfa.errors import DivergedError, LockedError, Stopped, UsageError
 from ccfa.experiments.experiment import Experiment
 from ccfa.experiments.first_stage import FirstStages
-from ccfa.experiments.lock import locked
 from ccfa.experiments.plan import Plan
+from ccfa.experiments.run_directory import locked
 from ccfa.experiments.stopping import Stop
 from ccfa.experiments.sweep import sweep
 from ccfa.learning import Learner
@@ -189,7 +189,7 @@ def test_a_stopped_sweep_is_continued_by_repeating_it(tmp_path, finished, at_onc
         with pytest.raises(Stopped, match="Repeat the command") as stopped:
             swept(SMALL, tmp_path, at_once, stop=StopAfter(number), checkpoint_minutes=1000)
         assert stopped.value.code == 130
-    saved = [path for path in tmp_path.glob("*/checkpoints/0*") if path.is_dir()]
+    saved = list(tmp_path.glob("*/checkpoints/0*"))
     assert saved
     assert list(swept(SMALL, tmp_path, at_once)[0].reports) == NAMES
     assert networks(tmp_path) == networks(finished[0])

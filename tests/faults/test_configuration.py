@@ -1,20 +1,18 @@
 """Protocols and options at and beyond their limits, for every method: a result, or a message that names the option."""
 
 import json
-import os
 from dataclasses import replace
 
 import pytest
 import torch
 
 from ccfa.data import split
-from ccfa.errors import ModelError, UsageError
-from ccfa.experiments import Experiment, RunDirectory, resolve, run
-from ccfa.experiments.experiment import experiment_of
+from ccfa.errors import UsageError
+from ccfa.experiments import Experiment, Run, resolve, run
 from ccfa.experiments.plan import Plan
 from ccfa.learning import Learner
 from ccfa.methods import METHODS, Budget, with_memory
-from toy_runs import Silent, toy_resolved
+from toy_runs import Silent
 from toys import STAGES, Shortened, has_memory_size, tiny, toy_images
 
 CPU = torch.device("cpu")
@@ -113,7 +111,7 @@ def test_impossible_seeds_are_refused(call, tmp_path, option, seed):
 def test_the_smallest_and_the_largest_seed_work(seed, tmp_path):
     options = {"epochs": "0"}
     resolved = resolve(Experiment("finetune", scenario="10", seed=seed, batch_seed=seed, options=options))
-    assert run(resolved, RunDirectory.create(tmp_path / "run", resolved.config, {}), Silent(), CPU).finished
+    assert run(resolved, Run(tmp_path / "run"), Silent(), CPU).finished
 
 
 @pytest.mark.parametrize(
@@ -143,26 +141,6 @@ def test_values_of_the_wrong_kind_or_size_are_refused_at_once(call, tmp_path, ar
     assert "Traceback" not in err
     assert len(err) < 20_000
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "content",
-    [None, b"", b"{", b"[]", b"\xff\xfe{}", b"null", b'{"experiment": 3}', b'{"a": ' * 100_000, b"\0" * 1000],
-    ids=["missing", "empty", "cut", "list", "not utf-8", "null", "no experiment", "deep", "zeros"],
-)
-def test_a_configuration_that_is_none_is_refused_by_name(tmp_path, content):
-    directory = RunDirectory.create(tmp_path / "run", toy_resolved().config, {})
-    path = directory.path / "config.json"
-    path.unlink() if content is None else path.write_bytes(content)
-    with pytest.raises(ModelError, match="config"):
-        experiment_of(directory.read_json("config.json"))
-
-
-def test_a_configuration_of_any_size_is_not_read_into_memory(tmp_path):
-    directory = RunDirectory.create(tmp_path / "run", {}, {})
-    os.truncate(directory.path / "config.json", 2**30)
-    with pytest.raises(ModelError, match=r"config\.json.*bytes"):
-        directory.read_json("config.json")
 
 
 def test_of_an_option_given_twice_the_last_counts(call, tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import ccfa
-from ccfa.experiments import RunDirectory
+from ccfa.experiments import Run
 from commands import ASCII, COMMAND, command, environment
 from zoo import write_noise
 
@@ -47,7 +47,7 @@ def test_an_ascii_terminal_gets_ascii_and_files_are_utf_8(elsewhere):
     folder, result = elsewhere
     result.stdout.decode("ascii")
     result.stderr.decode("ascii")
-    names = RunDirectory(folder / "run").read_json("config.json")["resolved"]["class_names"]
+    names = Run(folder / "run").read_json("config.json")["resolved"]["class_names"]
     assert sorted(names) == sorted(HOSTILE)
     for path in files(folder / "run"):
         if path.suffix in (".json", ".jsonl", ".csv", ".txt", ".html"):
@@ -118,7 +118,7 @@ def test_strict_interpreters_are_no_obstacle(tmp_path):
         [sys.executable, *strict, "-c", script, *words], cwd=tmp_path, env=environment(), capture_output=True
     )
     assert (result.returncode, result.stderr) == (0, b"")
-    assert RunDirectory(tmp_path / "run").report().finished
+    assert Run(tmp_path / "run").report().finished
 
 
 def test_no_assert_carries_logic():

@@ -14,7 +14,7 @@ from safetensors.torch import load
 import ccfa
 from ccfa.data import split
 from ccfa.errors import DivergedError, ResourceError
-from ccfa.experiments import Experiment, run
+from ccfa.experiments import Experiment, Run, run
 from ccfa.experiments.environment import environment
 from ccfa.experiments.experiment import Resolved
 from ccfa.learning.acceleration import Acceleration
@@ -22,7 +22,7 @@ from children import in_child, limit_memory
 from commands import command
 from digests import run_digest
 from dying import checkpoints, die, status, stoppable_run
-from toy_runs import CPU, Silent, directory_of, toy_resolved, toy_run
+from toy_runs import CPU, Silent, toy_resolved, toy_run
 from toys import Shortened, tiny, toy_images
 
 
@@ -31,7 +31,7 @@ def test_weights_that_become_nan_end_the_run_and_a_finite_checkpoint_is_kept(pla
     assert die(place / "run", f"step:{step}:nan") == 6
     assert status(place / "run")["state"] == "failed"
     for path in checkpoints(place / "run"):
-        stored = load((path / "tensors.safetensors").read_bytes())
+        stored = load(path.read_bytes())
         assert all(tensor.isfinite().all() for tensor in stored.values() if tensor.is_floating_point())
     diagnosis = json.loads((place / "run" / "diagnosis.json").read_text())
     assert "nan" in diagnosis["largest_weights"].values()
@@ -141,7 +141,7 @@ def test_stages_leave_nothing_behind(place, num_stages):
     watcher = Watcher()
 
     def watched():
-        run(resolved, directory_of(place / "run", resolved), watcher, CPU)
+        run(resolved, Run(place / "run"), watcher, CPU)
         return watcher.seen
 
     seen = in_child(watched, timeout=300)

@@ -8,7 +8,7 @@ import torch
 import ccfa.learning.learner as loop
 from ccfa.augmentation import CCFA
 from ccfa.data import Stage, Transforms
-from ccfa.errors import CcfaError, DivergedError, UsageError
+from ccfa.errors import CcfaError, DivergedError, ModelError, UsageError
 from ccfa.learning import Learner
 from ccfa.learning.optimisation import optimise
 from ccfa.learning.step import step_losses
@@ -263,3 +263,58 @@ def test_learners_in_threads_share_one_copy_on_the_device():
     assert len({one.train.images.data_ptr() for one in learners}) == 1
     assert torch.equal(learners[0].train.images.cpu(), images.images)
     assert len({one.train.fingerprint for one in learners}) == 1
+
+
+def test_predictions_are_of_uint8_images():
+    learner = Learner(tiny("podnet", epochs=1), toy_images(), device="cpu")
+    images = toy_images(seed=1).images
+    with pytest.raises(UsageError, match="learn a stage first"):
+        learner.predict(images)
+    learner.learn(STAGES[0])
+    expected = learner.predict(images)
+    assert torch.equal(learner.predict(images.numpy()), expected)
+    for wrong in (
+        images.float() / 255,
+        images.to(torch.int8),
+        images.bool(),
+        images[:, :1],
+        images[0],
+        images.numpy() / 255,
+    ):
+        with pytest.raises(UsageError, match="uint8"):
+            learner.predict(wrong)
+
+
+def test_evaluation_counts_seen_classes():
+    learner = Learner(tiny("podnet", epochs=1), toy_images(), device="cpu")
+    test = toy_images(seed=1)
+    learner.learn(STAGES[0])
+    assert learner.evaluate(test).keys() == {"accuracy", "new_accuracy"}
+    learner.learn(STAGES[1])
+    found = learner.evaluate(test)
+    seen = test.subset(test.rows(0, STAGES[1].num_seen))
+    right = (learner.predict(seen.images) == seen.labels).float()
+    old = seen.labels < STAGES[1].num_old
+    assert found["accuracy"] == pytest.approx(float(right.mean()))
+    assert found["old_accuracy"] == pytest.approx(float(right[old].mean()))
+    assert found["new_accuracy"] == pytest.approx(float(right[~old].mean()))
+
+
+def test_a_saved_learner_goes_on_as_if_nothing_had_happened(tmp_path):
+    one, other = (Learner(tiny("podnet", epochs=1), toy_images(), seed=3, device="cpu") for _ in range(2))
+    one.learn(STAGES[0])
+    one.save(tmp_path / "learner.safetensors")
+    other.load(tmp_path / "learner.safetensors")
+    for learner in (one, other):
+        learner.learn(STAGES[1])
+    for name, tensor in one.network.state_dict().items():
+        assert torch.equal(tensor, other.network.state_dict()[name])
+    with pytest.raises(ModelError, match="seed 3, not 4"):
+        Learner(tiny("podnet", epochs=1), toy_images(), seed=4, device="cpu").load(tmp_path / "learner.safetensors")
+
+
+def test_tiny_images_use_one_thread(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(2)
+    Learner(tiny("podnet", epochs=1), toy_images(), device="cpu")
+    assert torch.get_num_threads() == 1

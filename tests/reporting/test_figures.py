@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from ccfa.errors import ModelError, UsageError
-from ccfa.experiments import RunDirectory
+from ccfa.experiments import Run
 from ccfa.experiments import feature_plane as planes
 from ccfa.experiments.map_similarity import Similarities, map_similarities
 from ccfa.reporting import paper_figures, plots
@@ -38,7 +38,7 @@ def made_up(tmp_path):
             paths[-1].mkdir(parents=True)
             report = entry(paths[-1], **choice).report
             (paths[-1] / "report.json").write_text(report.to_json(), encoding="utf-8")
-            RunDirectory(paths[-1]).write_json("config.json", report.config)
+            Run(paths[-1]).write_json("config.json", report.config)
         return paths
 
     return written
@@ -85,7 +85,7 @@ def test_accuracies_are_means_and_spreads_of_the_runs(runs):
     written = write_figure("accuracy", [runs / name for name in ("plain-0", "plain-1", "ccfa-0")])
     assert written.paths[0].parent == runs / "figures"
     rows = table(written.paths[2])
-    reports = [RunDirectory(runs / name).report() for name in ("plain-0", "plain-1")]
+    reports = [Run(runs / name).report() for name in ("plain-0", "plain-1")]
     plain = [row for row in rows if row["name"] == "podnet"]
     values = 100 * np.array([report.overall for report in reports])
     assert [int(row["num_seen"]) for row in plain] == [4, 7, 10]
@@ -94,7 +94,7 @@ def test_accuracies_are_means_and_spreads_of_the_runs(runs):
     np.testing.assert_allclose([float(row["spread"]) for row in plain], values.std(axis=0, ddof=1))
     single = [row for row in rows if row["name"] == "podnet + CCFA"]
     np.testing.assert_allclose(
-        [float(row["mean"]) for row in single], 100 * np.array(RunDirectory(runs / "ccfa-0").report().overall)
+        [float(row["mean"]) for row in single], 100 * np.array(Run(runs / "ccfa-0").report().overall)
     )
     assert {row["spread"] for row in single} == {""}
 
@@ -102,7 +102,7 @@ def test_accuracies_are_means_and_spreads_of_the_runs(runs):
 def test_cka_has_a_line_with_and_one_without_ccfa_for_each_level(runs):
     names = ("plain-0", "plain-1", "ccfa-0")
     rows = table(write_figure("cka", [runs / name for name in names], None, Wish(num_images=50)).paths[2])
-    values = {name: map_similarities(RunDirectory(runs / name), None, CPU, 50, 0).values for name in names}
+    values = {name: map_similarities(Run(runs / name), None, CPU, 50, 0).values for name in names}
     assert {(row["level"], row["name"], row["stage"]) for row in rows} == set(
         itertools.product("123", ("podnet", "podnet + CCFA"), "12")
     )

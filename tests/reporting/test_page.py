@@ -12,7 +12,7 @@ import torch
 
 from ccfa import cli
 from ccfa.errors import ModelError
-from ccfa.experiments import RunDirectory
+from ccfa.experiments import Run
 from ccfa.reporting import page as page_module
 from ccfa.reporting import rundata
 from ccfa.reporting.page import report_line, write_report
@@ -22,7 +22,7 @@ NAMES = ["<script>alert(1)</script>", "{{ 7 * 7 }}", "{% include 'x' %}", "n" * 
 EVERYTHING = ("environment.json", "status.json", "report.json", "stages.csv", "metrics.jsonl", "predictions",
               "exemplars", "pictures.npz")  # fmt: skip
 
-DAMAGEABLE = (*EVERYTHING[:5], "predictions/stage-001.npz", "exemplars/stage-002.json", "pictures.npz")
+DAMAGEABLE = (*EVERYTHING[:5], "predictions/stage-001.safetensors", "exemplars/stage-002.json", "pictures.npz")
 HUGE = 10**400  # more than a float holds
 CORRUPT_CONFIGS = (
     {"resolved": {"stage_sizes": "abc"}},
@@ -54,7 +54,7 @@ def text(path):
 
 def test_page_shows_the_metrics_of_the_report(run, resolved):
     page = text(write_report(run, resolved))
-    metrics = RunDirectory(run).report().metrics
+    metrics = Run(run).report().metrics
     for name in ("average_incremental_accuracy", "last_accuracy", "forgetting_max_minus_last", "new_class_accuracy"):
         assert f"<dd>{100 * metrics[name]:.2f}<small> %</small></dd>" in page
     assert "Finished" in page
@@ -126,9 +126,9 @@ def test_configuration_of_another_version_gives_notes(run, resolved, config):
 @pytest.mark.parametrize("change", CORRUPT_CONFIGS)
 def test_configuration_that_cannot_be_is_refused_without_a_traceback(run, monkeypatch, capsys, change):
     (part, content), *_ = change.items()
-    config = RunDirectory(run).read_json("config.json")
+    config = Run(run).read_json("config.json")
     whole = {**config[part], **content} if isinstance(content, dict) else content
-    RunDirectory(run).write_json("config.json", {**config, part: whole})
+    Run(run).write_json("config.json", {**config, part: whole})
     monkeypatch.setattr(sys, "argv", ["ccfa", "report", str(run)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -137,11 +137,11 @@ def test_configuration_that_cannot_be_is_refused_without_a_traceback(run, monkey
 
 
 def test_method_that_is_no_text_is_said_on_the_page_and_ends_a_resume(run, monkeypatch, capsys):
-    config = RunDirectory(run).read_json("config.json")
+    config = Run(run).read_json("config.json")
     config["experiment"]["method"] = 5
-    RunDirectory(run).write_json("config.json", config)
+    Run(run).write_json("config.json", config)
     assert "holds the method 5, which cannot be" in text(write_report(run))
-    RunDirectory(run).set_status("interrupted")
+    Run(run).set_status("interrupted")
     monkeypatch.setattr(sys, "argv", ["ccfa", "resume", str(run), "--device", "cpu"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -181,7 +181,7 @@ def test_what_is_too_large_is_not_read(run, name):
 )  # fmt: skip
 def test_report_of_anything_but_numbers_becomes_a_note(run, change):
     shutil.rmtree(run / "predictions")
-    RunDirectory(run).write_json("report.json", {**RunDirectory(run).read_json("report.json"), **change})
+    Run(run).write_json("report.json", {**Run(run).read_json("report.json"), **change})
     assert "report.json is missing or damaged" in text(write_report(run))
 
 
@@ -194,7 +194,7 @@ def test_unfinished_run_says_how_far_it_came(tmp_path, resolved):
 
 
 def test_resumed_run_says_so(run, resolved):
-    directory = RunDirectory(run)
+    directory = Run(run)
     begun = directory.read_json("environment.json")
     times = [{"checkpoint": 3, "differences": {"torch": ["2.12", "2.13"]}}] * 2
     directory.write_json("environment.json", {**begun, "resumed": times})
@@ -210,11 +210,11 @@ def test_header_says_that_the_name_is_the_run_s(run, resolved):
 
 def test_one_is_not_plural(run, resolved):
     for stage in resolved.stages:
-        labels = RunDirectory(run).read_predictions(stage.index)["labels"]
+        labels = Run(run).read_predictions(stage.index)["labels"]
         predicted = labels.copy()
         predicted[0] = 1 - labels[0]
-        RunDirectory(run).write_predictions(stage.index, {"labels": labels, "by_logits": predicted})
-        RunDirectory(run).write_exemplars(stage.index, [torch.tensor([0])])
+        Run(run).write_predictions(stage.index, {"labels": labels, "by_logits": predicted})
+        Run(run).write_exemplars(stage.index, [torch.tensor([0])])
     page = text(write_report(run, resolved))
     assert "The 1 pair of classes" in page
     assert '<div class="counts">1 image, 5.0 % of the class' in page
@@ -271,8 +271,8 @@ def test_commands_shown_repeat_the_run(tmp_path, monkeypatch, capsys):
     source = {"PYTHONPATH": str(Path(cli.__file__).parents[1]), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
     bash = f'ccfa() {{ "{sys.executable}" -m ccfa.cli "$@"; }}; {unescaped}'
     subprocess.run(["bash", "-c", bash], check=True, cwd=tmp_path, env=source, capture_output=True, timeout=100)
-    again = RunDirectory(tmp_path / "runs" / "first run-again").report()
-    expected = RunDirectory(first).report()
+    again = Run(tmp_path / "runs" / "first run-again").report()
+    expected = Run(first).report()
     assert again.overall == expected.overall
     assert again.config == expected.config
     script = python.replace("&#39;", "'").replace("&#34;", '"')

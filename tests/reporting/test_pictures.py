@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from ccfa.errors import ModelError
-from ccfa.experiments.files import read_arrays
+from ccfa.files import read_arrays
 from ccfa.reporting.confusions import confused_pairs
 from ccfa.reporting.pictures import read_pictures, strip, write_pictures
 from ccfa.reporting.rundata import read_run

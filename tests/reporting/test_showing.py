@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 
 from ccfa.errors import DivergedError, LockedError, ResourceError, UsageError
-from ccfa.experiments import Experiment, RunDirectory
-from ccfa.experiments.lock import locked
+from ccfa.experiments import Experiment, Run
+from ccfa.experiments.run_directory import locked
 from ccfa.experiments.schedule import Job, Outcome
 from ccfa.learning.acceleration import Acceleration
 from ccfa.reporting.showing import require_ready, run_shown, show_finished
 from ccfa.reporting.sweeps import failure, show_end
-from toy_runs import CPU, Silent, directory_of, toy_resolved, toy_run
+from toy_runs import CPU, Silent, toy_resolved, toy_run
 
 COURSE = {"first_stages": None, "checkpoint_minutes": 5.0, "max_minutes": None, "tensorboard": False}
 SWEEP = ("sweep", "finetune", "replay", "--ccfa", "off", "--scenario", "6,2,2", "--seeds", "0", "--set", "epochs=1")
@@ -28,7 +28,7 @@ def console():
 
 def shown(path, console, **course):
     resolved = toy_resolved()
-    return run_shown(resolved, directory_of(path, resolved), CPU, Acceleration(), console, **{**COURSE, **course})
+    return run_shown(resolved, Run(path), CPU, Acceleration(), console, **{**COURSE, **course})
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_a_page_that_fails_hides_no_error(tmp_path, console, fail, monkeypatch):
 def test_no_page_is_written_where_another_process_is_at_work(tmp_path, console):
     resolved = toy_resolved()
     toy_run(tmp_path / "run", resolved)
-    job = Job(resolved, RunDirectory(tmp_path / "run"), Silent(), {})
+    job = Job(resolved, Run(tmp_path / "run"), Silent(), {})
     with locked(tmp_path / "run"):
-        show_end(Outcome(job, RunDirectory(tmp_path / "run").report(), None), console)
+        show_end(Outcome(job, Run(tmp_path / "run").report(), None), console)
         with pytest.raises(LockedError):
             shown(tmp_path / "run", console)
     assert "is being written by another process" in console.file.getvalue()
@@ -90,7 +90,7 @@ def test_pictures_that_a_finished_run_lacks_are_made_again(call, tmp_path):
 def test_without_the_data_the_page_says_why_it_has_no_pictures(tmp_path, console, monkeypatch, data):
     monkeypatch.setenv("CCFA_DATA", str(tmp_path))  # where it would be downloaded to
     toy_run(tmp_path / "run")
-    directory = RunDirectory(tmp_path / "run")
+    directory = Run(tmp_path / "run")
     config = directory.read_json("config.json")
     config["experiment"]["data"] = data if data == "cifar100" else str(tmp_path / data)
     directory.write_json("config.json", config)

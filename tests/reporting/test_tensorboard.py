@@ -8,7 +8,7 @@ import torch
 
 from ccfa.data import Stage
 from ccfa.errors import UsageError
-from ccfa.experiments import Experiment, RunDirectory, resolve, run
+from ccfa.experiments import Experiment, Run, resolve, run
 from ccfa.learning import Progress
 from ccfa.methods import METHODS
 from ccfa.reporting import tensorboard
@@ -72,7 +72,7 @@ def scalars(folder):
 
 
 def trained(tmp_path, resolved):
-    directory = RunDirectory.create(tmp_path / "run", resolved.config, {})
+    directory = Run(tmp_path / "run")
     watcher = Watcher()
     audience = with_tensorboard(True, directory.path, resolved, watcher)
     report = run(resolved, directory, audience, torch.device("cpu"))
@@ -156,7 +156,7 @@ def test_a_resumed_run_goes_on_without_duplicates(tmp_path):
 @needs_tensorboard
 def test_a_run_stopped_and_continued_tells_everything_once(tmp_path):
     whole, _, _ = trained(tmp_path / "whole", RESOLVED)
-    directory = RunDirectory.create(tmp_path / "run", RESOLVED.config, {})
+    directory = Run(tmp_path / "run")
     for limit in (7, 40, 10**9):
         audience = Interrupting(with_tensorboard(True, directory.path, RESOLVED, Watcher()), limit)
         with suppress(HaltError):

@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 
 from ccfa.data import Stage
-from ccfa.experiments import Experiment, RunDirectory, resolve, run
+from ccfa.experiments import Experiment, Run, resolve, run
 from ccfa.experiments.options import schema
 from ccfa.learning import Progress
 from ccfa.methods import METHODS
@@ -45,7 +45,7 @@ def test_the_plan_is_what_is_trained_on(tmp_path, method, memory):
     names = [name for name in ("epochs", "balanced_epochs") if name in schema(METHODS[method])]
     options = dict.fromkeys(names, "1")
     resolved = resolve(Experiment(method, scenario="4,3,3", options=options, **memory))
-    directory = RunDirectory.create(tmp_path / "run", resolved.config, {})
+    directory = Run(tmp_path / "run")
     _, quiet = console()
     with Display(resolved, quiet) as display:
         run(resolved, directory, display, torch.device("cpu"))

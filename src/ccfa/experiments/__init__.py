@@ -2,7 +2,7 @@
 
 from ccfa.experiments.building import build_method
 from ccfa.experiments.experiment import Experiment, resolve
-from ccfa.experiments.rundir import RunDirectory
+from ccfa.experiments.run_directory import Run
 from ccfa.experiments.running import run
 
-__all__ = ["Experiment", "RunDirectory", "build_method", "resolve", "run"]
+__all__ = ["Experiment", "Run", "build_method", "resolve", "run"]

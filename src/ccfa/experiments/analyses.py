@@ -11,8 +11,7 @@ from ccfa.errors import ModelError
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.differences import differences, two_columns
 from ccfa.experiments.experiment import Resolved, experiment_of, resolve
-from ccfa.experiments.rundir import RunDirectory
-from ccfa.experiments.weights import unpack
+from ccfa.experiments.run_directory import Run
 from ccfa.learning import Learner
 from ccfa.learning.networks import network_of
 
@@ -20,7 +19,7 @@ from ccfa.learning.networks import network_of
 _SAME_DATA = ("class_names", "class_order", "stage_sizes", "num_training_images", "num_test_images")
 
 
-def reopen(directory: RunDirectory, data_dir: Path | None = None) -> Resolved:
+def reopen(directory: Run, data_dir: Path | None = None) -> Resolved:
     """The experiment of a run with its data and its method, as they were."""
     config = directory.read_json("config.json")
     resolved = resolve(experiment_of(config), data_dir)
@@ -41,23 +40,17 @@ def with_ccfa(resolved: Resolved) -> Resolved:
     return resolved._replace(method=experiment_method(replace(resolved.experiment, ccfa=True)))
 
 
-def learner_after(stage: Stage, directory: RunDirectory, resolved: Resolved, device: torch.device) -> Learner:
+def learner_after(stage: Stage, directory: Run, resolved: Resolved, device: torch.device) -> Learner:
     """A learner with the network that the run had after a stage; it remembers nothing else."""
     asked = resolved.experiment
     learner = Learner(resolved.method, resolved.train, seed=asked.seed, batch_seed=asked.batch_seed, device=device)
-    path = directory.path / "networks" / f"stage-{stage.index:03d}.safetensors"
-    weights = unpack(path, "Bring it back from a copy, or run the experiment again.")
+    weights = directory.network_weights(stage.index)
     network = network_of(resolved.method, resolved.train.shape[0], stage.index, weights)
-    if network.head.num_classes != stage.num_seen:
-        raise ModelError(
-            f"{path} holds a network of {network.head.num_classes} classes, expected the {stage.num_seen} seen after "
-            f"stage {stage.index}. It belongs to another run or stage."
-        )
     learner.stage, learner.network = stage, learner.acceleration.place(network, learner.device)
     return learner
 
 
-def exemplars_after(directory: RunDirectory, learner: Learner) -> list[Tensor]:
+def exemplars_after(directory: Run, learner: Learner) -> list[Tensor]:
     """The rows kept of each class after the learner's stage; of a first stage that wrote none down, chosen again."""
     index = learner.stage.index
     if index == 0 and not (directory.path / "exemplars").exists():

@@ -46,5 +46,5 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

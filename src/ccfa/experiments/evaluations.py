@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 from ccfa.data import ImageSet, Stage
 from ccfa.errors import ModelError
 from ccfa.evaluation import Report, accuracy, accuracy_matrix, matrix_rows, overall_accuracies, summary
-from ccfa.experiments.files import write_atomically
-from ccfa.experiments.rundir import RunDirectory
-from ccfa.failpoints import failpoint
+from ccfa.experiments.run_directory import Run
 from ccfa.learning import Learner
 from ccfa.methods import Method
 from ccfa.methods.method import by_nearest_mean
@@ -34,7 +32,7 @@ class Evaluations:
         if len(learner.memory):
             self.by_nearest_mean.append(learner.predict_by_nearest_mean(test.images).cpu().numpy())
 
-    def add_stored(self, directory: RunDirectory, stage: Stage) -> None:
+    def add_stored(self, directory: Run, stage: Stage) -> None:
         """Take a stage's predictions as they were written down."""
         arrays = directory.read_predictions(stage.index)
         if missing := {"labels", "by_logits"} - arrays.keys():
@@ -71,7 +69,7 @@ class Evaluations:
             "nearest_mean_accuracy": (accuracy(self.by_nearest_mean[-1], labels) if self.by_nearest_mean else None),
         }
 
-    def report(self, directory: RunDirectory, seconds: float, finished: bool) -> Report:
+    def report(self, directory: Run, seconds: float, finished: bool) -> Report:
         """Everything so far as a report."""
         nearest = self.by_nearest_mean
         return Report(
@@ -90,7 +88,7 @@ class Evaluations:
 
 
 def write_results(
-    directory: RunDirectory, evaluations: Evaluations, rows: list[dict[str, Any]], num_stages: int, seconds: float
+    directory: Run, evaluations: Evaluations, rows: list[dict[str, Any]], num_stages: int, seconds: float
 ) -> Report:
     """Write the tables and the report of the stages done, each whole."""
     report = evaluations.report(directory, seconds, len(rows) == num_stages)
@@ -98,8 +96,7 @@ def write_results(
     directory.write_rows("accuracy_matrix.csv", _matrix_table(report.accuracy_matrix))
     if nearest := evaluations.matrix_by_nearest_mean():
         directory.write_rows("accuracy_matrix_by_nearest_mean.csv", _matrix_table(nearest))
-    failpoint("report")
-    write_atomically(directory.path / "report.json", report.to_json())
+    directory.write_report(report)
     directory.set_status("running", stages_done=len(rows), num_stages=num_stages)
     return report
 

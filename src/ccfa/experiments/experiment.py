@@ -54,7 +54,10 @@ class Experiment:
         parts += [f"{name}{value}" for name, value in named.items() if value is not None]
         parts += [f"{name}={text}" for name, text in sorted(self.options.items())]
         text = re.sub(r"[^\w.=+-]+", "_", "-".join(part for part in parts if part))
-        return text if len(text) <= 150 else f"{text[:141]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        whole = text.encode()
+        if len(whole) <= 150:
+            return text
+        return f"{whole[:141].decode(errors='ignore')}-{hashlib.sha256(whole).hexdigest()[:8]}"
 
     def arguments(self) -> list[str]:
         """What `ccfa run` is given to run this: the method, the data and the seed, and what differs from the defaults.

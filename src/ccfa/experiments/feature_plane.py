@@ -12,7 +12,7 @@ from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.evaluation.projection import perplexity_for, tsne
 from ccfa.experiments.analyses import exemplars_after, learner_after, reopen, with_ccfa
-from ccfa.experiments.rundir import RunDirectory
+from ccfa.experiments.run_directory import Run
 from ccfa.learning import Learner
 from ccfa.learning.batches import named_generator
 from ccfa.learning.memory import joined
@@ -43,7 +43,7 @@ class _Labelled(NamedTuple):
 
 
 def feature_plane(
-    directory: RunDirectory,
+    directory: Run,
     data_dir: Path | None = None,
     device: torch.device | None = None,
     num_features: int = NUM_FEATURES,

@@ -15,13 +15,13 @@ from torch import Tensor
 
 import ccfa
 from ccfa.data import Stage
-from ccfa.errors import Notice, ResourceError
+from ccfa.errors import ModelError, Notice, ResourceError
 from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.files import require_place, write_atomically
 from ccfa.experiments.options import describe
-from ccfa.experiments.weights import pack, unpack
+from ccfa.files import make_folder, read_tensors, require_place, write_tensors
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
+from ccfa.learning.networks import take_over
 from ccfa.methods.parts import new_and_exemplars
 
 LAYERS = ("data", "models", "losses", "augmentation", "methods", "learning")  # whose code decides a first stage
@@ -54,7 +54,7 @@ class FirstStages:
             else:
                 learner.interrupted.clear()  # what was begun here, another run has finished
                 learner.network.head.drop_auxiliary()
-                learner.network.load_state_dict(trained)
+                take_over(learner.network, trained)
         learner.conclude()
 
     def path(self, key: str) -> Path:
@@ -66,15 +66,18 @@ class FirstStages:
         path = self.path(key)
         if not path.exists():
             return None
-        return unpack(path, "Remove it to train that first stage again.")
+        try:
+            weights, facts = read_tensors(path)
+        except ModelError as error:
+            raise ModelError(f"{error} Remove it to train that first stage again.") from error
+        if facts != {"first_stage": key}:
+            raise ModelError(f"{path} is another first stage. Remove it to train that first stage again.")
+        return weights
 
     def store(self, key: str, network: torch.nn.Module) -> None:
         """Keep a network for others."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ResourceError(f"Could not create {self.folder}: {error.strerror}.") from error
-        write_atomically(self.path(key), pack(network))
+        make_folder(self.folder)
+        write_tensors(self.path(key), network.state_dict(), {"first_stage": key})
 
     def _store_or_warn(self, key: str, network: torch.nn.Module) -> None:
         try:

@@ -17,11 +17,11 @@ from ccfa.evaluation.report import mean_and_spread
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.cells import NUM_CLASSES, Cell, Setting, Table, experiment_for, setting_of
 from ccfa.experiments.experiment import Experiment, experiment_of
-from ccfa.experiments.files import write_atomically
 from ccfa.experiments.options import describe
 from ccfa.experiments.presets import DEFAULT_ORDER, default_scenario
 from ccfa.experiments.tables import TABLES
 from ccfa.experiments.workload import workload
+from ccfa.files import write_atomically
 from ccfa.methods import METHODS
 
 ORDERS = ("podnet-0", "podnet-1", "podnet-2")  # the three class orders of the paper's averages

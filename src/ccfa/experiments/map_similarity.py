@@ -12,7 +12,7 @@ from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.evaluation.similarity import Estimator, aligned, centred, gram
 from ccfa.experiments.analyses import learner_after, reopen
-from ccfa.experiments.rundir import RunDirectory
+from ccfa.experiments.run_directory import Run
 from ccfa.learning import Learner
 from ccfa.learning.learner import EVALUATION_BATCH
 from ccfa.models import Features
@@ -36,7 +36,7 @@ class _Channels(NamedTuple):
 
 
 def map_similarities(
-    directory: RunDirectory,
+    directory: Run,
     data_dir: Path | None = None,
     device: torch.device | None = None,
     num_images: int = NUM_IMAGES,

@@ -10,9 +10,8 @@ from ccfa.errors import CcfaError, Stopped, UsageError
 from ccfa.evaluation import Report
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.first_stage import FirstStages
-from ccfa.experiments.recording import Audience
-from ccfa.experiments.rundir import ERRORS, RunDirectory
-from ccfa.experiments.running import CHECKPOINT_MINUTES, run
+from ccfa.experiments.run_directory import ERRORS, Run
+from ccfa.experiments.running import CHECKPOINT_MINUTES, Audience, run
 from ccfa.experiments.stopping import Stop
 from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.streams import own_stream
@@ -22,7 +21,7 @@ class Job(NamedTuple):
     """A run to be done, and who watches it; its directory is made, or continued, when it begins."""
 
     resolved: Resolved
-    directory: RunDirectory
+    directory: Run
     audience: Audience
     surroundings: dict[str, Any]
 
@@ -55,9 +54,8 @@ def run_all(
         try:
             if code := stopping.asked():
                 raise Stopped("Stopped before this run began.", code)
-            RunDirectory.create_or_continue(job.directory.path, job.resolved.config, job.surroundings)
             with own_stream(device):
-                settings = device, acceleration, first_stages, stopping, checkpoint_minutes
+                settings = device, acceleration, first_stages, stopping, checkpoint_minutes, job.surroundings
                 report = run(job.resolved, job.directory, job.audience, *settings)
             outcome = Outcome(job, report, None)
         except Stopped as stopped:

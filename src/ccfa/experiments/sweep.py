@@ -1,8 +1,7 @@
 """A sweep: experiments, each a run of its own, on images that all of them share."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,17 @@ from typing import Any
 import torch
 
 from ccfa.data import load_parts
-from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError
+from ccfa.errors import CcfaError, Stopped, UsageError
 from ccfa.evaluation import Report
 from ccfa.experiments.building import build_method, experiment_method
-from ccfa.experiments.environment import environment
 from ccfa.experiments.experiment import Experiment, Resolved, resolve
 from ccfa.experiments.first_stage import FirstStages
-from ccfa.experiments.lock import left_alone, locked
-from ccfa.experiments.recording import Audience
-from ccfa.experiments.rundir import RunDirectory
-from ccfa.experiments.running import CHECKPOINT_MINUTES
+from ccfa.experiments.run_directory import Run, left_alone, locked
+from ccfa.experiments.running import CHECKPOINT_MINUTES, Audience, finished
 from ccfa.experiments.schedule import Job, Outcome, run_all
 from ccfa.experiments.stopping import Stop
-from ccfa.learning.acceleration import Acceleration, suit_threads
+from ccfa.files import make_folder
+from ccfa.learning.acceleration import Acceleration
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ def sweep(
     acceleration: Acceleration,
     at_once: int,
     first_stages: FirstStages,
-    audience: Callable[[Resolved, RunDirectory], Audience],
+    audience: Callable[[Resolved, Run], Audience],
     on_end: Callable[[Outcome], None] = lambda outcome: None,
     stop: Stop | None = None,
     checkpoint_minutes: float = CHECKPOINT_MINUTES,
@@ -66,16 +63,15 @@ def sweep(
             refused[experiment.method] = str(error)  # CCFA has no meaning for this method
             continue
         resolved = resolve(experiment, data_dir, load)
-        report = RunDirectory.finished(out / experiment.name, resolved.config, acceleration)
+        report = finished(Run(out / experiment.name), resolved, acceleration)
         reports[experiment.name] = report
         if not report:
             left.append(resolved)
     errors: dict[str, CcfaError] = {}
     if left:
-        suit_threads(left[0].train.images[0].numel())
-        with _held(out):
-            surroundings = {**environment(device, acceleration), "at_once": at_once}
-            jobs = [_job(resolved, out, surroundings, audience) for resolved in left]
+        make_folder(out)
+        with locked(out):
+            jobs = [_job(resolved, out, {"at_once": at_once}, audience) for resolved in left]
             try:
                 outcomes = run_all(jobs, device, acceleration, at_once, first_stages, on_end, stop, checkpoint_minutes)
             except Stopped as stopped:
@@ -86,22 +82,11 @@ def sweep(
     return Swept({name: report for name, report in reports.items() if report}, refused, errors)
 
 
-@contextmanager
-def _held(out: Path) -> Iterator[None]:
-    """The sweep's folder, for itself alone."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResourceError(f"Could not create {out}: {error.strerror}. Choose another with --out.") from error
-    with locked(out):
-        yield
-
-
 def _job(
     resolved: Resolved,
     out: Path,
     surroundings: dict[str, Any],
-    audience: Callable[[Resolved, RunDirectory], Audience],
+    audience: Callable[[Resolved, Run], Audience],
 ) -> Job:
-    directory = RunDirectory(out / resolved.experiment.name)
+    directory = Run(out / resolved.experiment.name)
     return Job(resolved, directory, audience(resolved, directory), surroundings)

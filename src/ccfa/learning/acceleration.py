@@ -5,6 +5,7 @@ Nothing here changes what is computed, up to the rounding of the chosen precisio
 
 import functools
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -173,8 +174,8 @@ class CapturedStep:
 
 
 def suit_threads(num_pixels: int) -> None:
-    """Let tiny images be handled by one CPU thread: sharing them costs more than it gains."""
-    if num_pixels <= 16 * 16:
+    """Use one CPU thread for tiny images: sharing the work costs more than it gains. OMP_NUM_THREADS comes first."""
+    if num_pixels <= 16 * 16 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
 
 
@@ -193,7 +194,7 @@ def pick_device(name: str) -> torch.device:
             f"{name} was asked for, but torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices. "
             f"Try --device cpu, or install a CUDA build of torch (see the README)."
         )
-    if device.index is not None:
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # streams, graphs and kernels are made on the current one
     return device
 

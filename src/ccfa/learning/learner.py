@@ -1,21 +1,25 @@
 """The learner: the only object that changes."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ccfa.data import ImageSet, Stage
-from ccfa.errors import UsageError
-from ccfa.failpoints import failpoint
-from ccfa.learning.acceleration import Acceleration
+from ccfa.errors import DivergedError, ModelError, UsageError
+from ccfa.files import read_tensors, write_tensors
+from ccfa.learning.acceleration import Acceleration, pick_device, suit_threads
 from ccfa.learning.batches import batches, named_generator
 from ccfa.learning.memory import ExemplarMemory, joined
 from ccfa.learning.networks import new_network
 from ccfa.learning.optimisation import optimise
 from ccfa.learning.position import InterruptedPhase, PhaseAtWork
 from ccfa.learning.progress import Observer, Unobserved
+from ccfa.learning.state import restore, state_of
 from ccfa.methods import Method
 from ccfa.models import Network
 
@@ -23,10 +27,25 @@ EVALUATION_BATCH = 500
 
 
 class Learner:
-    """Learns the classes of a training set stage by stage, as a method says.
+    """Learns the classes of a training set, stage by stage, with a method.
 
-    The training set's labels are in learning order. Two seeds are kept apart: one for initialisation, one for batches
-    and augmentation; the class order is the training set's own.
+    Args:
+        method: What to learn with, for example `podnet()`.
+        train: The training images. The labels 0, 1, ... are the order in which the classes are learned.
+        seed: The seed of the initial weights and, unless `batch_seed` is given, of batches and augmentation.
+        batch_seed: The seed of batches and augmentation.
+        device: `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
+        observer: Is told about each batch and each epoch.
+        acceleration: Precision, compilation and CUDA graphs; by default what suits the device.
+
+    Example:
+        >>> import ccfa
+        >>> train, test = ccfa.load("digits")
+        >>> learner = ccfa.Learner(ccfa.build_method("finetune", "digits", epochs=1), train)
+        >>> for stage in ccfa.split(10, 5, 5):
+        ...     learner.learn(stage)
+        >>> sorted(learner.evaluate(test))
+        ['accuracy', 'new_accuracy', 'old_accuracy']
     """
 
     def __init__(
@@ -36,12 +55,14 @@ class Learner:
         *,
         seed: int = 0,
         batch_seed: int | None = None,
-        device: torch.device | str = "cpu",
+        device: torch.device | str = "auto",
         observer: Observer | None = None,
         acceleration: Acceleration | None = None,
     ) -> None:
         self.method = method
-        self.device = torch.device(device)
+        self.device = pick_device(device) if isinstance(device, str) else device
+        if self.device.type == "cpu":
+            suit_threads(train.images[0].numel())
         self.train = train.to(self.device)
         self.seed = seed
         self.batch_seed = seed if batch_seed is None else batch_seed
@@ -94,22 +115,52 @@ class Learner:
 
     def conclude(self) -> None:
         """Let the terms remember, choose exemplars, and keep the network as the next stage's `previous`."""
+        self._require_finite()
         for term in self.terms:
             term.conclude(self)
-        chosen = self.select_new_exemplars()
-        failpoint("select")
-        self.memory.update(chosen)
+        self.memory.update(self.select_new_exemplars())
         self.previous = self.network.frozen_copy()
         self.initial = self.initial or self.previous
 
-    def predict(self, images: Tensor) -> Tensor:
-        """The class of each uint8 image, as the method predicts."""
-        return self.method.predict(self, images)
+    def predict(self, images: Tensor | NDArray[np.uint8]) -> Tensor:
+        """Return the class of each image by the method's own rule.
+
+        Args:
+            images: uint8, of shape (number of images, channels, height, width), as in an `ImageSet`.
+        """
+        return self.method.predict(self, self._checked(images))
+
+    def evaluate(self, test: ImageSet) -> dict[str, float]:
+        """Return the accuracy on the test images of the seen classes, of the new ones and of the old ones.
+
+        The classes of `test` have the same labels as in training. In the first stage there is no `old_accuracy`.
+        """
+        seen = test.to(self.device).subset(test.rows(0, self.stage.num_seen))
+        right = self.predict(seen.images) == seen.labels
+        is_old = seen.labels < self.stage.num_old
+        parts = {"accuracy": right, "new_accuracy": right[~is_old], "old_accuracy": right[is_old]}
+        return {name: float(part.float().mean()) for name, part in parts.items() if len(part)}
+
+    def save(self, path: Path | str) -> None:
+        """Store everything needed to go on learning, except the method and the training images, in one file."""
+        tensors, facts = state_of(self)
+        write_tensors(Path(path), tensors, {"learner": facts, "method": self.method.name, **self._seeds})
+
+    def load(self, path: Path | str) -> None:
+        """Continue from a file that a learner with the same method, training images and seeds has saved."""
+        tensors, facts = read_tensors(Path(path))
+        own = {"method": self.method.name, **self._seeds}
+        if wrong := [name for name, value in own.items() if facts.get(name) != value]:
+            told = ", ".join(f"{name} {facts.get(name)!r}, not {own[name]!r}" for name in wrong)
+            raise ModelError(f"{path} was saved by a learner with {told}.")
+        restore(self, tensors, facts["learner"])
+
+    @property
+    def _seeds(self) -> dict[str, int]:
+        return {"seed": self.seed, "batch_seed": self.batch_seed}
 
     def predict_by_logits(self, images: Tensor) -> Tensor:
         """The class of each uint8 image, by the largest logit."""
-        if self.stage.num_seen == 0:
-            raise UsageError("Nothing to predict yet: learn a stage first.")
         return self._evaluated(images, lambda batch: self.network(batch).argmax(dim=1))
 
     def predict_by_nearest_mean(self, images: Tensor) -> Tensor:
@@ -186,6 +237,29 @@ class Learner:
     def _embed(self, images: Tensor) -> Tensor:
         """Embeddings of uint8 images."""
         return self._evaluated(images, lambda batch: self.network.backbone(batch).embedding)
+
+    def _checked(self, images: Tensor | NDArray[np.uint8]) -> Tensor:
+        """The images as a tensor, which must be what this learner was trained on."""
+        if self.stage.num_seen == 0:
+            raise UsageError("Nothing to predict yet: learn a stage first.")
+        given = torch.as_tensor(images)
+        channels = self.train.images.shape[1]
+        if given.dtype != torch.uint8 or given.dim() != 4 or given.shape[1] != channels:
+            raise UsageError(
+                f"Images must be uint8, 0 to 255, of shape (number of images, {channels}, height, width); got "
+                f"{str(given.dtype).removeprefix('torch.')} of shape {tuple(given.shape)}."
+            )
+        return given
+
+    def _require_finite(self) -> None:
+        """The last step of a stage can break the weights unseen: no loss is computed after it."""
+        broken = [name for name, tensor in self.network.state_dict().items() if not tensor.isfinite().all()]
+        if broken:
+            raise DivergedError(
+                f"After stage {self.stage.index + 1} the weights {broken[0]} are no longer finite; the stage is not "
+                f"kept. Try a smaller learning rate.",
+                {"stage": self.stage.index},
+            )
 
     @torch.no_grad()
     def _evaluated(self, images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

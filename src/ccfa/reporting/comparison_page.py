@@ -9,7 +9,7 @@ from rich.console import Console
 import ccfa
 from ccfa.errors import ResourceError, UsageError
 from ccfa.evaluation import DEFINITIONS
-from ccfa.experiments.files import write_atomically
+from ccfa.files import write_atomically
 from ccfa.reporting.axes import NUM_COLOURS
 from ccfa.reporting.charts import Series, bar_chart, line_chart
 from ccfa.reporting.comparison import METRICS, SPREAD, TIME, Comparison, Line

@@ -12,13 +12,13 @@ from rich.console import Console
 from ccfa.errors import CcfaError, DataError, ResourceError, Stopped, UsageError
 from ccfa.experiments.cells import Cell
 from ccfa.experiments.experiment import Experiment
-from ccfa.experiments.files import require_place
 from ccfa.experiments.first_stage import FirstStages
 from ccfa.experiments.ledger import ORDERS, can_run, left_to_run, read_results, store_result
 from ccfa.experiments.schedule import Outcome
 from ccfa.experiments.stopping import stoppable
 from ccfa.experiments.sweep import sweep
 from ccfa.experiments.tables import cells
+from ccfa.files import require_place
 from ccfa.learning.acceleration import Acceleration
 from ccfa.reporting.paper_tables import COST, LEGEND, overview_screen, selected, table_screen
 from ccfa.reporting.reproduction import write_reproduction

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation import Report
-from ccfa.experiments import RunDirectory
-from ccfa.experiments.files import read_bounded
-from ccfa.experiments.rundir import MAX_BYTES
+from ccfa.experiments import Run
+from ccfa.files import read_file
 from ccfa.reporting.sameness import Entry
 
 
@@ -31,7 +30,7 @@ def gather(paths: Sequence[Path], command: str = "ccfa compare") -> tuple[list[E
         elif not (path / "report.json").is_file():
             unstarted.append(path)
         else:
-            entries[path.resolve()] = Entry(path, RunDirectory(path).report())
+            entries[path.resolve()] = Entry(path, Run(path).report())
     if no_runs:
         notes.append(f"left out, since they are no runs: {_listed(no_runs)}.")
     if unstarted:
@@ -58,7 +57,7 @@ def common_folder(entries: Sequence[Entry]) -> Path:
 
 def _report_file(path: Path) -> Report:
     try:
-        return Report.from_json(read_bounded(path, MAX_BYTES).decode())
+        return Report.from_json(read_file(path).decode())
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"Cannot read {path}: {error}.") from error
     except ModelError as error:

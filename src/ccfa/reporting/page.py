@@ -8,8 +8,8 @@ from typing import Any
 from ccfa.errors import CcfaError
 from ccfa.evaluation import DEFINITIONS, summary
 from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.files import write_atomically
-from ccfa.experiments.lock import left_alone
+from ccfa.experiments.run_directory import left_alone
+from ccfa.files import write_atomically
 from ccfa.reporting import costs, repeating, sections
 from ccfa.reporting.classes import class_table, confusions, exemplars
 from ccfa.reporting.confusions import confused_pairs

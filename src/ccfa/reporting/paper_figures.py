@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ccfa.errors import ModelError, UsageError
-from ccfa.experiments import RunDirectory
+from ccfa.experiments import Run
 from ccfa.experiments.feature_plane import KINDS, NUM_FEATURES, feature_plane
 from ccfa.experiments.map_similarity import NUM_IMAGES, map_similarities
 from ccfa.reporting.comparison import Comparison, Line, compare
@@ -153,10 +153,10 @@ def _curve(line: Line, rows: Sequence[dict[str, Any]], x: str, **where: object) 
     )
 
 
-def _directory(entry: Entry) -> RunDirectory:
+def _directory(entry: Entry) -> Run:
     if not entry.path.is_dir():
         raise ModelError(f"{entry.path} is a report alone; this figure needs the run directory with its networks.")
-    return RunDirectory(entry.path)
+    return Run(entry.path)
 
 
 def _said(entry: Entry) -> str:

@@ -14,7 +14,7 @@ from PIL import Image
 from ccfa.data import ImageSet
 from ccfa.errors import ModelError
 from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.files import read_arrays, write_arrays
+from ccfa.files import read_arrays, write_arrays
 from ccfa.reporting.confusions import Pair
 from ccfa.reporting.rundata import RunData
 

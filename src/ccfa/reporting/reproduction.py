@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ccfa.errors import UsageError
 from ccfa.experiments.cells import Cell, Setting, Table, experiment_for
-from ccfa.experiments.files import write_atomically
 from ccfa.experiments.ledger import ORDERS, SEED, Result, can_run, measured
 from ccfa.experiments.tables import TABLES, cell_for, cells
+from ccfa.files import write_atomically
 from ccfa.reporting.paper_tables import COST, minutes_left, ours_text, paper_text
 from ccfa.reporting.values import Value, counted
 

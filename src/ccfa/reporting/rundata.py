@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ccfa.errors import CcfaError, ModelError
 from ccfa.evaluation import Report
-from ccfa.experiments.files import read_arrays, read_bounded
-from ccfa.experiments.rundir import MAX_BYTES, RunDirectory
+from ccfa.experiments.run_directory import Run
+from ccfa.files import read_file
 
 MAX_STAGES = 10**6
 
@@ -95,7 +95,7 @@ class RunData:
 
 def read_run(path: Path) -> RunData:
     """Everything that a page shows of a run; only a directory without a readable config.json is an error."""
-    directory = RunDirectory(path)
+    directory = Run(path)
     config = directory.read_json("config.json")
     _require_kinds(config, path / "config.json")
     notes: list[str] = []
@@ -132,11 +132,10 @@ def _require_kinds(config: dict[str, Any], path: Path) -> None:
 def _predictions(path: Path, stage_sizes: Sequence[int], notes: list[str]) -> list[Arrays]:
     found: list[Arrays] = []
     for stage, num_seen in enumerate(accumulate(stage_sizes)):
-        file = path / "predictions" / f"stage-{stage:03d}.npz"
-        if not file.exists():
+        if not (path / "predictions" / f"stage-{stage:03d}.safetensors").exists():
             break
         try:
-            arrays = read_arrays(file)
+            arrays: Arrays = dict(Run(path).read_predictions(stage))
             _require_classes(arrays, num_seen)
         except ModelError as error:
             notes.append(f"Predictions of stage {stage} and later are not shown: {error}")
@@ -158,7 +157,7 @@ def _require_classes(arrays: Arrays, num_seen: int) -> None:
         raise ModelError("some class has no test image.")
 
 
-def _json(directory: RunDirectory, name: str, notes: list[str]) -> dict[str, Any]:
+def _json(directory: Run, name: str, notes: list[str]) -> dict[str, Any]:
     try:
         return directory.read_json(name)
     except ModelError:
@@ -166,7 +165,7 @@ def _json(directory: RunDirectory, name: str, notes: list[str]) -> dict[str, Any
         return {}
 
 
-def _report(directory: RunDirectory, notes: list[str]) -> Report | None:
+def _report(directory: Run, notes: list[str]) -> Report | None:
     try:
         report = directory.report()
         if not 0 < len(report.num_seen) == len(report.own_overall):
@@ -177,7 +176,7 @@ def _report(directory: RunDirectory, notes: list[str]) -> Report | None:
         return None
 
 
-def _exemplars(directory: RunDirectory, stage: int) -> list[list[int]] | None:
+def _exemplars(directory: Run, stage: int) -> list[list[int]] | None:
     try:
         return directory.read_exemplars(stage) if stage >= 0 else None
     except CcfaError:
@@ -186,7 +185,7 @@ def _exemplars(directory: RunDirectory, stage: int) -> list[list[int]] | None:
 
 def _stage_rows(path: Path, notes: list[str]) -> list[dict[str, float]]:
     try:
-        lines = read_bounded(path, MAX_BYTES).decode().splitlines(keepends=True)
+        lines = read_file(path).decode().splitlines(keepends=True)
         return [{name: as_number(text) for name, text in row.items() if name} for row in csv.DictReader(lines)]
     except (OSError, ModelError, UnicodeDecodeError, csv.Error):
         notes.append("stages.csv is missing or damaged.")
@@ -196,7 +195,7 @@ def _stage_rows(path: Path, notes: list[str]) -> list[dict[str, float]]:
 def _epochs(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Lines that are not whole are left out: a run may have been killed while it wrote one."""
     try:
-        lines = read_bounded(path, MAX_BYTES).decode(errors="replace").splitlines()
+        lines = read_file(path).decode(errors="replace").splitlines()
     except (OSError, ModelError):
         notes.append("metrics.jsonl is missing or damaged.")
         return []

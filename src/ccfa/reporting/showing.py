@@ -9,7 +9,7 @@ from rich.console import Console
 from ccfa.data.cifar100 import find_cifar100
 from ccfa.errors import CcfaError, DataError, LockedError, Stopped, UsageError
 from ccfa.evaluation import Report
-from ccfa.experiments import RunDirectory, run
+from ccfa.experiments import Run, run
 from ccfa.experiments.analyses import reopen
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.first_stage import FirstStages
@@ -26,7 +26,7 @@ WIDE = 120  # columns: in a narrower terminal the definitions would be long stri
 
 def run_shown(
     resolved: Resolved,
-    directory: RunDirectory,
+    directory: Run,
     device: torch.device,
     acceleration: Acceleration,
     console: Console,
@@ -35,6 +35,7 @@ def run_shown(
     checkpoint_minutes: float,
     max_minutes: float | None,
     tensorboard: bool,
+    new: bool = False,
 ) -> Report:
     """Run, or go on running, until the end or until a signal or the time limit stops it."""
     for note in resolved.notes:
@@ -45,7 +46,9 @@ def run_shown(
         try:
             with Display(resolved, console) as display:
                 audience = with_tensorboard(tensorboard, directory.path, resolved, display)
-                return run(resolved, directory, audience, device, acceleration, shared, stop, checkpoint_minutes)
+                return run(
+                    resolved, directory, audience, device, acceleration, shared, stop, checkpoint_minutes, new=new
+                )
         except (Exception, Stopped) as ended:
             show_partial_page(directory, resolved, ended, console)
             raise
@@ -69,13 +72,13 @@ def require_minutes(option: str, minutes: float | None) -> None:
         raise UsageError(f"{option} takes a number of minutes, 0 or more, got {minutes}.")
 
 
-def show_partial_page(directory: RunDirectory, resolved: Resolved, ended: BaseException, console: Console) -> None:
+def show_partial_page(directory: Run, resolved: Resolved, ended: BaseException, console: Console) -> None:
     """Write the page of a run that ended early, if it came to a result, and say where it is."""
     if not isinstance(ended, LockedError) and (directory.path / "report.json").exists():
         console.print(report_line(directory.path, resolved), soft_wrap=True)
 
 
-def show_finished(directory: RunDirectory, data_dir: Path | None, console: Console) -> None:
+def show_finished(directory: Run, data_dir: Path | None, console: Console) -> None:
     """The result of a run that was finished before; pictures that its page lacks are made, if its data are found."""
     report, resolved = directory.report(), None
     console.print(f"{directory.path} is finished:", soft_wrap=True)
@@ -87,7 +90,7 @@ def show_finished(directory: RunDirectory, data_dir: Path | None, console: Conso
     show_result(report, directory.path, resolved, console)
 
 
-def _data_again(directory: RunDirectory, data_dir: Path | None) -> Resolved:
+def _data_again(directory: Run, data_dir: Path | None) -> Resolved:
     experiment = directory.read_json("config.json").get("experiment")
     if isinstance(experiment, dict) and experiment.get("data") == "cifar100" and find_cifar100(data_dir) is None:
         raise DataError("CIFAR-100 was not found: name its folder with --data-dir.")  # no reason for a download

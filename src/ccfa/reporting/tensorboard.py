@@ -9,7 +9,7 @@ from torch import Tensor
 from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.recording import Audience
+from ccfa.experiments.running import Audience
 from ccfa.learning import Progress
 
 FOLDER = "tensorboard"

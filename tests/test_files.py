@@ -1,0 +1,307 @@
+"""One reader, one writer, one format for tensors: whatever is damaged or hostile is refused with its name."""
+
+import csv
+import io
+import json
+import os
+import pickle
+import random
+import struct
+import tarfile
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+
+import fuzzing
+from ccfa import files
+from ccfa.errors import CcfaError, ModelError, ResourceError
+from ccfa.files import (
+    read_arrays,
+    read_file,
+    read_json,
+    read_tensors,
+    require_place,
+    sync,
+    write_arrays,
+    write_atomically,
+    write_table,
+    write_tensors,
+)
+from children import in_child, limit_memory, started, wait
+from commands import contents
+
+TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "rows": torch.tensor([3, 1]), "half": torch.ones(3).bfloat16()}
+FACTS = {"number": 2, "text": "ü", "nested": {"list": [1, None]}}
+
+
+@pytest.fixture
+def stored(tmp_path):
+    write_tensors(tmp_path / "t.safetensors", TENSORS, FACTS)
+    return tmp_path / "t.safetensors"
+
+
+def test_a_file_within_its_limit_is_read(tmp_path):
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_file(tmp_path / "file", 5) == b"12345"
+    with pytest.raises(ModelError, match=r"file has 5 bytes"):
+        read_file(tmp_path / "file", 4)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "link", "folder", "missing"])
+def test_only_regular_files_are_read(tmp_path, kind):
+    path = tmp_path / kind
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind != "missing":
+        path.symlink_to("/dev/zero" if kind == "endless" else __file__)
+    with pytest.raises(ModelError, match=kind):
+        read_file(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'{"a": ' * 100_000, b"\0" * 1000])
+def test_json_that_is_no_object_is_refused(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        read_json(tmp_path / "config.json")
+
+
+def test_writing_replaces_the_whole_file(tmp_path):
+    path = tmp_path / "a.json"
+    write_atomically(path, "first, and longer")
+    write_atomically(path, "söcond \udcff")
+    assert path.read_bytes() == "söcond ?".encode()
+    write_atomically(path, b"\x00\xff")
+    assert contents(tmp_path) == {"a.json": b"\x00\xff"}
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch, step):
+    path = tmp_path / "a.json"
+    write_atomically(path, "old")
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, step, fail)
+    with pytest.raises(ResourceError, match=r"a\.json: No space left on device"):
+        write_atomically(path, "new")
+    assert contents(tmp_path) == {"a.json": b"old"}
+
+
+def test_a_disk_that_fails_twice_is_one_error(tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(files.os, "replace", fail)
+    monkeypatch.setattr(Path, "unlink", fail)
+    with pytest.raises(ResourceError, match="Read-only"):
+        write_atomically(tmp_path / "a", "x")
+
+
+def test_the_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    calls = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(files.os, "fsync", lambda file: (calls.append("fsync"), fsync(file)))
+    monkeypatch.setattr(files.os, "replace", lambda *paths: (calls.append("replace"), replace(*paths)))
+    write_atomically(tmp_path / "a", "x")
+    assert calls == ["fsync", "replace", "fsync"]  # the file, its name, the folder that has the name
+
+
+def test_writers_with_one_process_number_do_not_meet(tmp_path, monkeypatch):
+    path = tmp_path / "shared"
+    large = [bytes([number]) * 300_000 for number in range(2)]
+
+    def write(number):
+        monkeypatch.setattr(os, "getpid", lambda: 1)  # as in two containers
+        for _ in range(50):
+            write_atomically(path, large[number])
+
+    processes = [started(lambda number=number: write(number)) for number in range(2)]
+    while not path.exists():
+        pass
+    for _ in range(100):
+        assert path.read_bytes() in large
+    assert [wait(process) for process in processes] == [0, 0]
+
+
+def test_a_file_system_that_cannot_flush_folders_is_used(tmp_path, monkeypatch):
+    def refuse(file):
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    sync(tmp_path)
+
+
+def test_a_place_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file" / "run", tmp_path / ("n" * 300)):
+        with pytest.raises(ResourceError, match="Could not create"):
+            require_place(path)
+    require_place(tmp_path / "new" / "folder")
+    assert contents(tmp_path) == {"file": b"mine"}
+
+
+def test_rows_read_back_as_a_table(tmp_path):
+    write_table(tmp_path / "t.csv", [{"a": 1, "b": None}, {"a": 0.25, "b": 'x,"y'}])
+    with open(tmp_path / "t.csv", newline="", encoding="utf-8") as file:
+        assert list(csv.DictReader(file)) == [{"a": "1", "b": ""}, {"a": "0.25", "b": 'x,"y'}]
+
+
+def test_arrays_come_back(tmp_path):
+    arrays = {"a": np.arange(5), "b": np.eye(2, dtype=np.float32)}
+    write_arrays(tmp_path / "a.npz", arrays)
+    found = read_arrays(tmp_path / "a.npz")
+    assert found.keys() == arrays.keys()
+    assert all(np.array_equal(found[name], array) for name, array in arrays.items())
+    with pytest.raises(ModelError, match="too many"):
+        read_arrays(tmp_path / "a.npz", limit=10)
+
+
+def test_damaged_arrays_are_refused(tmp_path):
+    write_arrays(tmp_path / "a.npz", {"a": np.arange(50)})
+    content = (tmp_path / "a.npz").read_bytes()
+    source = random.Random(0)
+    for _ in range(300):
+        changed = bytearray(content)
+        changed[source.randrange(len(content))] ^= 1 << source.randrange(8)
+        (tmp_path / "a.npz").write_bytes(changed)
+        with suppress(ModelError):
+            read_arrays(tmp_path / "a.npz")
+
+
+def test_tensors_come_back_with_their_facts(stored):
+    tensors, facts = read_tensors(stored)
+    assert facts == FACTS
+    assert tensors.keys() == TENSORS.keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in TENSORS.items())
+
+
+def test_the_same_content_makes_the_same_bytes(stored, tmp_path):
+    write_tensors(tmp_path / "again", TENSORS, FACTS)
+    assert (tmp_path / "again").read_bytes() == stored.read_bytes()
+
+
+def test_every_flipped_bit_is_found(stored):
+    content = stored.read_bytes()
+    source = random.Random(1993)
+    for position in [*range(8), *(source.randrange(len(content)) for _ in range(500))]:
+        changed = bytearray(content)
+        changed[position] ^= 1 << source.randrange(8)
+        stored.write_bytes(changed)
+        with pytest.raises(ModelError, match=r"t\.safetensors"):
+            read_tensors(stored)
+
+
+def test_cut_or_grown_tensors_are_found(stored):
+    content = stored.read_bytes()
+    cuts = [content[: len(content) * point // 64] for point in range(64)]
+    for changed in (*cuts, content[:-1], content + b"\0", b"\n" + content, content[1:]):
+        stored.write_bytes(changed)
+        with pytest.raises(ModelError, match=r"t\.safetensors"):
+            read_tensors(stored)
+
+
+def test_tensors_without_a_digest_are_refused(stored):
+    stored.write_bytes(save(TENSORS))
+    with pytest.raises(ModelError, match="damaged"):
+        read_tensors(stored)
+
+
+class Canary:
+    """Would make a file when unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def bombs(canary):
+    """Files that execute code in those who load them carelessly."""
+    for protocol in range(6):
+        yield pickle.dumps({"a": Canary(canary)}, protocol)
+    modern, legacy = io.BytesIO(), io.BytesIO()
+    torch.save({"a": Canary(canary)}, modern)
+    torch.save({"a": Canary(canary)}, legacy, _use_new_zipfile_serialization=False)
+    yield modern.getvalue()
+    yield legacy.getvalue()
+    with tarfile.open(fileobj=(archive := io.BytesIO()), mode="w") as tar:
+        member = tarfile.TarInfo("pickle")
+        member.size = len(modern.getvalue())
+        tar.addfile(member, io.BytesIO(modern.getvalue()))
+    yield archive.getvalue()
+    yield save(TENSORS) + modern.getvalue()  # a safetensors file at its head, a zip at its tail
+    with zipfile.ZipFile(archive := io.BytesIO(), "w") as zipped:
+        zipped.writestr("a.npy", pickle.dumps(Canary(canary)))
+    yield archive.getvalue()
+
+
+def test_pickles_are_refused_and_never_run(stored, tmp_path):
+    for bomb in bombs(tmp_path / "canary"):
+        stored.write_bytes(bomb)
+        for read in (read_tensors, read_arrays, read_json):
+            with pytest.raises(ModelError):
+                read(stored)
+    assert not (tmp_path / "canary").exists()
+
+
+def headers():
+    """Heads of safetensors files that lie about what follows."""
+
+    def tensor(**changes):
+        return {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
+
+    def file(header, content=b"\0" * 8):
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        return struct.pack("<Q", len(text)) + text + content
+
+    good = file(tensor())
+    for length in (2**63, 2**64 - 1, 10**9, 0):
+        yield struct.pack("<Q", length) + good[8:]
+    for text in (b'{"a":' * 100_000, b"[" * 1_000_000, b"\xff\xfe", b"null", b"[]", b'{"__metadata__": 3}'):
+        yield file(text)
+    for shape in ([-2], [2**63], [2**32, 2**32], [10**12], [3], ["2"], "2", [2.0], None, [0]):
+        yield file(tensor(shape=shape))
+    for offsets in ([8, 0], [0, 9], [-8, 0], [0, 2**63], [4, 12], [0], "0", None, [0.0, 8.0]):
+        yield file(tensor(data_offsets=offsets))
+    for dtype in ("F7", "", None, 3, "O", "F64", "I8"):
+        yield file(tensor(dtype=dtype))
+    yield file({**tensor(), "b": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}})
+    yield file(tensor(), b"\0" * 16)
+
+
+def test_lying_headers_are_refused_in_little_memory(stored):
+    def refused():
+        limit_memory(10**9)
+        for content in headers():
+            stored.write_bytes(content)
+            with pytest.raises(ModelError, match="damaged"):
+                read_tensors(stored)
+
+    in_child(refused)
+
+
+def test_tensors_of_any_size_are_not_read_into_memory(stored):
+    os.truncate(stored, files.TENSOR_LIMIT + 1)
+    with pytest.raises(ModelError, match="bytes"):
+        read_tensors(stored)
+
+
+@pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.soak)])
+def test_mutated_tensors_are_read_or_refused(stored, seconds):
+    content = stored.read_bytes()
+
+    def read(changed):
+        stored.write_bytes(changed)
+        with suppress(CcfaError):
+            read_tensors(stored)
+
+    assert fuzzing.fuzz([content], read, seconds) > 50
