@@ -113,7 +113,6 @@ def test_sockets_and_devices_are_passed_over(tmp_path, monkeypatch):
     os.mkfifo("pipe.jpg")
     Path("null.jpg").symlink_to("/dev/null")
     Path("zero.jpg").symlink_to("/dev/zero")  # would be read without end
-    began = time.monotonic()
     assert len(load_classes(tmp_path / "photos", image_size=8)) == 8
 
 
@@ -121,7 +120,6 @@ def test_loops_of_links_between_folders_end_at_once(tmp_path):
     folder = classes(tmp_path / "photos")
     (folder / "ant" / "up").symlink_to(folder, target_is_directory=True)
     (folder / "bee" / "self").symlink_to(folder / "bee" / "self")
-    began = time.monotonic()
     with pytest.raises(DataError, match="is a folder inside a class folder"):
         load_folder(folder, image_size=8)
     (folder / "ant" / "up").unlink()
