@@ -94,29 +94,6 @@ def test_keyboard_walks_through_points(browser, small):
     assert tip(browser).splitlines()[2] == "no value"
 
 
-def test_headings_sort_the_table(browser, large):
-    look(browser, large)
-    heading = browser.find_element(By.XPATH, "//table[@class='sortable']//th[.='drop, points']/button")
-
-    def drops():
-        cells = browser.find_elements(By.CSS_SELECTOR, "table.sortable tbody td:nth-child(6)")
-        return [float(cell.get_attribute("textContent")) for cell in cells]
-
-    before = drops()
-    heading.send_keys(Keys.ENTER)
-    assert drops() == sorted(before)
-    heading.send_keys(Keys.ENTER)
-    assert drops() == sorted(before, reverse=True)
-
-
-def test_hostile_names_stay_text(browser, large):
-    look(browser, large)
-    assert "taken over" not in browser.title.split(" on ")[0]
-    assert browser.find_elements(By.CSS_SELECTOR, "img[src=x]") == []
-    names = [cell.get_attribute("textContent") for cell in browser.find_elements(By.CSS_SELECTOR, "tbody th.text")]
-    assert set(HOSTILE) <= set(names)
-
-
 def test_page_needs_no_script(browser, small):
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:

@@ -92,11 +92,6 @@ def test_heat_map_paints_each_cell():
     np.testing.assert_allclose(painted, expected, atol=1 / 32 + 1e-3)
 
 
-def test_whole_places_have_whole_ticks():
-    chart = drawn(line_chart([Series("a", [0, 1], [1.0, 2.0])], "l", "stage", "y"))
-    assert [text.text for text in chart.findall("text") if text.get("text-anchor") == "middle"][:2] == ["0", "1"]
-
-
 def test_figure_has_its_numbers_as_table():
     figure = lines_figure("t", "m", "stage", [1, 2], {"a": [10.0, math.nan], "b": [1e308, 5.0]}, main="b")
     assert figure.table == (["stage", "a", "b"], [["1", "10.0", "1e+308"], ["2", "-", "5.0"]])

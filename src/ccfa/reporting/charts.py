@@ -89,15 +89,8 @@ def line_chart(
 ) -> Markup:
     """Draw lines over a common x with a legend.
 
-    Args:
-        series: The lines.
-        label: What they show, in words, for those who do not see them.
-        x_label: The name of the x axis.
-        y_label: The name of the y axis.
-        unit: Appended to the values in hints.
-        decimals: Of the values in hints.
-        marks: Where to draw vertical hairlines.
-        from_zero: Whether the y axis includes 0.
+    `label` says in words what they show. `unit` and `decimals` are of the values in hints. `marks` are places of
+    vertical hairlines. With `from_zero` the y axis includes 0.
     """
     values = [value for one in series for part in (one.y, one.low, one.high) for value in part or () if _known(value)]
     places = sorted({float(x) for one in series for x in one.x if _known(x)})
@@ -196,14 +189,9 @@ def heat_map(
 ) -> Markup:
     """Draw a square matrix of percentages in shades of one colour; NaN is left out.
 
-    Args:
-        percents: The matrix, from 0 to 100.
-        names: The names of the rows, which are those of the columns.
-        label: What it shows, in words.
-        row_label: What a row is.
-        column_label: What a column is.
-        lines: Rows and columns before which a line is drawn.
-        faint: Whether the shade grows with the square root, so that small values show; then zeros bear no number.
+    Rows and columns have the same names. `label` says in words what is shown, `row_label` and `column_label` what a row
+    and a column are. A line is drawn before each row and column of `lines`. With `faint` the shade grows with the
+    square root, so that small values show, and zeros bear no number.
     """
     if not percents.size or np.isnan(percents).all():
         return Markup("")

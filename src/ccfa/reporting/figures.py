@@ -1,7 +1,7 @@
 """`ccfa figure`: the paper's figures 3 and 4 and its supplement's curves from runs, as PNG, PDF, CSV and a caption."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from ccfa.evaluation.similarity import Estimator
 from ccfa.experiments import RunDirectory
 from ccfa.experiments.analyses import KINDS, NUM_FEATURES, NUM_IMAGES, feature_plane, map_similarities
 from ccfa.experiments.files import write_atomically, write_table
-from ccfa.reporting.comparison import Comparison, Line, compare
+from ccfa.reporting.comparison import Comparison, compare
 from ccfa.reporting.gathering import common_folder, gather
 from ccfa.reporting.sameness import Entry, hashed, setting
 from ccfa.reporting.values import Value
@@ -63,6 +63,7 @@ STYLE: Any = {  # matplotlib types its keys one by one
     "pdf.fonttype": 42,  # TrueType: text stays text, and submission systems accept it
     "text.parse_math": False,  # a $ in a class name is a dollar
 }
+Row = dict[str, Any]
 TITLES = dict(zip(KINDS, ("Memory features", "Augmented features", "Train-data features"), strict=True))
 BANDS = " Lines are means over class orders and seeds, bands one sample standard deviation to either side."
 ESTIMATORS = {
@@ -93,7 +94,7 @@ class Drawn(NamedTuple):
     """A figure before it is written: the drawing, its numbers as rows of a table, its caption, notes."""
 
     figure: Figure
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     caption: str
     notes: Sequence[str] = ()
 
@@ -169,50 +170,41 @@ def _cka(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
     if len(depths) > 1:
         raise UsageError(f"These runs' backbones have different numbers of levels {sorted(depths)}: draw them apart.")
     (num_images,) = {number for _, number in measured.values()}
-    rows, panels = [], []
+    facts = {"images": num_images, "seed": options.seed, "estimator": options.estimator}
+    panels = []
     for level in range(depths.pop()):
-        curves = []
-        for line in comparison.lines:
-            values = [
+        values = [
+            [
                 Value.of([measured[entry.path][0][stage][level] for entry in line.entries])
                 for stage in range(len(comparison.num_seen) - 1)
             ]
-            curves.append(_curve(line, range(1, len(comparison.num_seen)), values))
-            rows += [
-                {"level": level + 1, "name": line.name, "stage": stage + 1, "num_seen": comparison.num_seen[stage + 1]}
-                | _columns(line, value)
-                | {"images": num_images, "seed": options.seed, "estimator": options.estimator}
-                for stage, value in enumerate(values)
-            ]
-        panels.append((f"After level {level + 1}", curves))
+            for line in comparison.lines
+        ]
+        rows = [{"level": level + 1, **row, **facts} for row in _rows(comparison, values)]
+        panels.append((f"After level {level + 1}", rows))
     caption = (
         f"Linear CKA ({ESTIMATORS[options.estimator]}) between the maps of the network after the first stage "
         f"and after each later stage, {comparison.title}, on {num_images:,} test images of the first stage's "
         f"classes. Maps are flattened: every channel at every position is a feature.{_bands(comparison)}"
     )
-    return Drawn(draw_curves(panels, "Stage", "CKA"), rows, caption, comparison.notes)
+    figure = draw_curves(panels, "stage", "Stage", "CKA")
+    return Drawn(figure, [row for _, rows in panels for row in rows], caption, comparison.notes)
 
 
 def _accuracy(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
     settings = list(dict.fromkeys(hashed(setting(entry)) for entry in entries))
     compared = [_compared([entry for entry in entries if hashed(setting(entry)) == one]) for one in settings]
-    rows = [
-        {"panel": panel, "scenario": comparison.title, "name": line.name, "stage": stage, "num_seen": num_seen}
-        | _columns(line, value)
-        for panel, comparison in enumerate(compared, start=1)
-        for line in comparison.lines
-        for stage, (num_seen, value) in enumerate(zip(comparison.num_seen, line.curve, strict=True))
-    ]
-    panels = [
-        (comparison.title, [_curve(line, comparison.num_seen, line.curve) for line in comparison.lines])
-        for comparison in compared
-    ]
+    panels = []
+    for number, one in enumerate(compared, start=1):
+        rows = _rows(one, [line.curve for line in one.lines])
+        panels.append((one.title, [{"panel": number, "scenario": one.title, **row} for row in rows]))
     caption = (
         "Accuracy on the test images of all classes seen so far after each stage, by each method's own rule of "
-        f"prediction: {'; '.join(comparison.title for comparison in compared)}.{_bands(*compared)}"
+        f"prediction: {'; '.join(title for title, _ in panels)}.{_bands(*compared)}"
     )
-    notes = [note for comparison in compared for note in comparison.notes]
-    return Drawn(draw_curves(panels, "Number of classes", "Accuracy (%)"), rows, caption, notes)
+    figure = draw_curves(panels, "num_seen", "Number of classes", "Accuracy (%)")
+    notes = [note for one in compared for note in one.notes]
+    return Drawn(figure, [row for _, rows in panels for row in rows], caption, notes)
 
 
 FIGURES: dict[str, Callable[[Sequence[Entry], FigureOptions], Drawn]] = {
@@ -236,33 +228,27 @@ def _directory(entry: Entry) -> RunDirectory:
     return RunDirectory(entry.path)
 
 
-def _columns(line: Line, value: Value) -> dict[str, Any]:
-    num_runs = len(line.entries)
-    return {"runs": num_runs, "mean": value.mean, "spread": value.spread if num_runs > 1 else None}
+def _rows(comparison: Comparison, values: Sequence[Sequence[Value]]) -> list[Row]:
+    """The values of each line after each stage, or after the last stages, as rows of a table."""
+    rows = []
+    for line, own in zip(comparison.lines, values, strict=True):
+        first, num_runs = len(comparison.num_seen) - len(own), len(line.entries)
+        for stage, value in enumerate(own, start=first):
+            row = {"name": line.name, "stage": stage, "num_seen": comparison.num_seen[stage], "runs": num_runs}
+            rows.append({**row, "mean": value.mean, "spread": value.spread if num_runs > 1 else None})
+    return rows
 
 
 def _bands(*compared: Comparison) -> str:
     return BANDS if any(len(line.entries) > 1 for comparison in compared for line in comparison.lines) else ""
 
 
-class Curve(NamedTuple):
-    """A line with its band: for each x the mean and the spread over runs (NaN where there was one)."""
+def draw_curves(panels: Sequence[tuple[str, Sequence[Row]]], x: str, x_label: str, y_label: str) -> Figure:
+    """Draw titled panels of curves over one legend: solid and filled with CCFA, dashed and open without.
 
-    name: str
-    ccfa: bool
-    x: Sequence[float]
-    means: Sequence[float]
-    spreads: Sequence[float]
-
-
-def _curve(line: Line, x: Sequence[float], values: Sequence[Value]) -> Curve:
-    means, spreads = [value.mean for value in values], [value.spread for value in values]
-    return Curve(line.name, line.entries[0].ccfa, x, means, spreads)
-
-
-def draw_curves(panels: Sequence[tuple[str, Sequence[Curve]]], x_label: str, y_label: str) -> Figure:
-    """Draw titled panels of curves over one legend: solid and filled with CCFA, dashed and open without."""
-    looks = curve_looks([curve for _, curves in panels for curve in curves])
+    A row has the name of its curve, its mean and spread over runs, and its place on the x axis, in the column `x`.
+    """
+    looks = curve_looks(dict.fromkeys(row["name"] for _, rows in panels for row in rows))
     num_columns = len(panels) if len(panels) < 4 else 2 if len(panels) == 4 else 3
     num_rows = -(-len(panels) // num_columns)
     wide = num_columns > 2 or (num_columns == 2 and len(looks) > FEW_CURVES)
@@ -271,16 +257,20 @@ def draw_curves(panels: Sequence[tuple[str, Sequence[Curve]]], x_label: str, y_l
     height = row_height * num_rows + 0.16 * -(-len(looks) // legend_columns)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height + 0.1), layout="constrained")
-        for number, (title, curves) in enumerate(panels):
+        for number, (title, rows) in enumerate(panels):
             axes = figure.add_subplot(num_rows, num_columns, number + 1)
-            for curve in curves:
-                means, spreads, look = np.asarray(curve.means), np.asarray(curve.spreads), looks[curve.name]
-                axes.plot(curve.x, means, markevery=max(1, len(means) // 12), **look)
+            names = list(dict.fromkeys(row["name"] for row in rows))
+            for name in names:
+                own = [row for row in rows if row["name"] == name]
+                places, means, spreads = (np.array([row[key] for row in own], float) for key in (x, "mean", "spread"))
+                axes.plot(places, means, markevery=max(1, len(means) // 12), **looks[name])
                 if not np.isnan(spreads).all():
-                    opacity = 0.18 if len(curves) <= FEW_CURVES else 0.1
-                    band = (means - spreads, means + spreads)
-                    axes.fill_between(curve.x, *band, color=look["color"], alpha=opacity, linewidth=0)
-            ticks = sorted({x for curve in curves for x in curve.x})
+                    opacity = 0.18 if len(names) <= FEW_CURVES else 0.1
+                    colour = looks[name]["color"]
+                    axes.fill_between(
+                        places, means - spreads, means + spreads, color=colour, alpha=opacity, linewidth=0
+                    )
+            ticks = sorted({row[x] for row in rows})
             many = MaxNLocator(nbins=5, integer=True, steps=[1, 2, 5, 10])
             axes.xaxis.set_major_locator(FixedLocator(ticks) if len(ticks) <= MOST_TICKS else many)
             axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
@@ -292,26 +282,26 @@ def draw_curves(panels: Sequence[tuple[str, Sequence[Curve]]], x_label: str, y_l
     return figure
 
 
-def curve_looks(curves: Sequence[Curve]) -> dict[str, dict[str, Any]]:
+def curve_looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Choose colour, dashes and marker by name; a method with and without CCFA shares them, where there are several."""
-    families = {curve.name: curve.name.replace(" + CCFA", "") for curve in curves}
+    families = {name: name.replace(" + CCFA", "") for name in names}
     if len(set(families.values())) == 1:
         families = {name: name for name in families}
     numbers = {family: number for number, family in enumerate(dict.fromkeys(families.values()))}
     looks = {}
-    for curve in curves:
-        number = numbers[families[curve.name]]
+    for name, family in families.items():
+        number, ccfa = numbers[family], " + CCFA" in name
         colour = LINE_COLOURS[number % len(LINE_COLOURS)]
-        looks[curve.name] = {
+        looks[name] = {
             "color": colour,
-            "linestyle": "-" if curve.ccfa else (0, (4, 1.5)),
+            "linestyle": "-" if ccfa else (0, (4, 1.5)),
             "marker": MARKERS[number % len(MARKERS)],
-            "markerfacecolor": colour if curve.ccfa else "white",
+            "markerfacecolor": colour if ccfa else "white",
         }
     return looks
 
 
-def draw_plane(points: Sequence[dict[str, Any]], class_names: dict[int, str]) -> Figure:
+def draw_plane(points: Sequence[Row], class_names: dict[int, str]) -> Figure:
     """Draw one plane once per kind of feature: its points in the colours of their classes, the others' in grey."""
     looks: dict[int, Any] = {
         label: {"color": CLASS_COLOURS[number % len(CLASS_COLOURS)], "marker": MARKERS[number % len(MARKERS)]}

@@ -121,11 +121,12 @@ def _heading(run: RunData) -> dict[str, Any]:
     experiment, sizes = run.experiment, run.resolved.get("stage_sizes") or []
     plugged = [f" + {experiment['mix']}" if experiment.get("mix") else "", " + CCFA" if experiment.get("ccfa") else ""]
     state = str(run.status.get("state", "unknown"))
-    told = "Finished" if state == "finished" else f"{state.capitalize()}: {len(run.num_seen)} of {_stages(len(sizes))}"
+    finished = state == "finished" and len(run.num_seen) in (0, len(sizes))  # 0 where the report is lost
+    told = "Finished" if finished else f"{state.capitalize()}: {len(run.num_seen)} of {_stages(len(sizes))}"
     resumed = run.environment.get("resumed")
     records = resumed if isinstance(resumed, list) else []
     if times := sum(bool(isinstance(one, dict) and one.get("differences")) for one in records):
-        told += f", resumed {counted(times, 'time')} in other surroundings"
+        told += f", resumed {counted(times, 'time')} with another device or other versions"
     own = next(iter(run.metrics.values()), {})
     return {
         "name": run.name,
@@ -136,7 +137,7 @@ def _heading(run: RunData) -> dict[str, Any]:
             duration(sum(run.seconds) if run.seconds else math.nan),
             f"seed {experiment.get('seed', 0)}",
         ],
-        "finished": state == "finished",
+        "finished": finished,
         "state": told + (f" ({run.status['error']})" if run.status.get("error") else ""),
         "verdict": [
             (title, percent(own.get(name, math.nan), 2), DEFINITIONS[name]) for name, title in HEADLINES.items()
