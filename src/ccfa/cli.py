@@ -231,13 +231,13 @@ def _compare(verb: Compare, console: "Console") -> None:
 
 def _figure(verb: Figure, console: "Console") -> None:
     from ccfa.learning.acceleration import pick_device
-    from ccfa.reporting.figures import Wish, write_figure
+    from ccfa.reporting.figures import FigureOptions, write_figure
 
-    wish = Wish(verb.data_dir, pick_device(verb.device), verb.images, verb.seed, verb.estimator)
+    options = FigureOptions(verb.data_dir, pick_device(verb.device), verb.images, verb.seed, verb.estimator)
     with console.status("Looking at the runs; networks of many stages take minutes on a CPU."):
-        written = write_figure(verb.kind, verb.runs, verb.out, wish)
-    for line in written.lines:
-        console.print(line, soft_wrap=True)
+        files = write_figure(verb.kind, verb.runs, verb.out, options)
+    for line in [*(f"note: {note}" for note in files.notes), files.caption, *files.paths]:
+        console.print(str(line), soft_wrap=True)
 
 
 def _report(verb: Page, console: "Console") -> None:

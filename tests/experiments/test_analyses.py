@@ -1,4 +1,4 @@
-"""A run directory opened again: the networks predict what the run wrote down, and what does not fit is refused."""
+"""A run opened again: its networks predict as they did, and the analyses show what they are said to show."""
 
 import json
 import shutil
@@ -8,140 +8,196 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ccfa.data import Stage
-from ccfa.errors import ModelError
+from ccfa.errors import ModelError, UsageError
+from ccfa.evaluation.similarity import linear_cka
 from ccfa.experiments import Experiment, Run
-from ccfa.experiments.analyses import exemplars_after, learner_after, reopen, with_ccfa
-from digit_runs import CPU, SHORT, digit_run
+from ccfa.experiments import analyses as module
+from ccfa.experiments.analyses import exemplars_after, feature_plane, learner_after, map_similarities, reopen
+from ccfa.experiments.presets import CCFA_PRESETS
+from digit_runs import CPU, SHORT, created, digit_run
 
-METHODS = {"aanet": SHORT} | {name: {"epochs": "1"} for name in ("bic", "gdumb", "il2a")}
-
-
-@pytest.fixture(scope="module", params=METHODS)
-def of_method(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs") / request.param
-    return digit_run(path, request.param, scenario="6,2,2", options=METHODS[request.param])
+METHODS = {"podnet": SHORT, "aanet": SHORT} | {name: {"epochs": "1"} for name in ("bic", "gdumb", "il2a")}
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    return digit_run(tmp_path_factory.mktemp("runs") / "podnet", ccfa=True).path
+def directory(tmp_path_factory):
+    return digit_run(tmp_path_factory.mktemp("runs") / "podnet", ccfa=True)
 
 
 @pytest.fixture
-def copied(finished, tmp_path):
-    return Run(shutil.copytree(finished, tmp_path / "copy"))
-
-
-def check_predictions(directory):
-    resolved = reopen(directory)
-    for stage in resolved.stages:
-        learner = learner_after(stage, directory, resolved, CPU)
-        seen = resolved.test.subset(resolved.test.rows(0, stage.num_seen))
-        stored = directory.read_predictions(stage.index)
-        np.testing.assert_array_equal(learner.predict_by_logits(seen.images).numpy(), stored["by_logits"])
-
-
-def test_every_stages_network_predicts_as_it_did(finished):
-    check_predictions(Run(finished))
-
-
-def test_so_do_networks_that_change_their_structure(of_method):
-    """Two branches from stage 1 on, corrections, a batch norm that grows, outputs for one stage alone."""
-    check_predictions(of_method)
-
-
-def test_exemplars_are_those_written_down_and_can_be_chosen_again(copied):
-    resolved = reopen(copied)
-    learner = learner_after(resolved.stages[0], copied, resolved, CPU)
-    stored = exemplars_after(copied, learner)
-    assert [rows.tolist() for rows in stored] == copied.read_exemplars(0)
-    shutil.rmtree(copied.path / "exemplars")
-    again = exemplars_after(copied, learner)
-    assert [rows.tolist() for rows in again] == [rows.tolist() for rows in stored]
-
-
-def test_ccfa_is_plugged_in_with_the_runs_own_options(finished):
-    resolved = reopen(Run(finished))
-    assert with_ccfa(resolved).method.feature_augmentations == resolved.method.feature_augmentations
-    without = resolved._replace(experiment=Experiment("podnet"))
-    assert [type(part).__name__ for part in with_ccfa(without).method.feature_augmentations] == ["CCFA"]
+def copied(directory, tmp_path):
+    return Run(shutil.copytree(directory.path, tmp_path / "copy"))
 
 
 def weights(directory, index=0):
     return directory.path / "networks" / f"stage-{index:03d}.safetensors"
 
 
-def damage_end(path):
-    path.write_bytes(path.read_bytes()[:-100])
+def first_learner(directory):
+    resolved = reopen(directory)
+    return learner_after(resolved.stages[0], directory, resolved, CPU)
 
 
-def damage_pickle(path):
-    torch.save({"backbone": torch.zeros(3)}, path)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_network_predicts_as_it_did(tmp_path, method):
+    directory = digit_run(tmp_path / "run", method, scenario="6,2,2", options=METHODS[method])
+    resolved = reopen(directory)
+    for stage in resolved.stages:
+        learner = learner_after(stage, directory, resolved, CPU)
+        seen = resolved.test.subset(resolved.test.rows(0, stage.num_seen))
+        stored = directory.read_predictions(stage.index)["by_logits"]
+        np.testing.assert_array_equal(learner.predict_by_logits(seen.images).numpy(), stored)
 
 
-def damage_missing(path):
-    path.unlink()
-
-
-def damage_names(path):
-    save_file({f"other.{name}": tensor for name, tensor in load_file(path).items()}, path)
-
-
-@pytest.mark.parametrize("damage", [damage_end, damage_pickle, damage_missing, damage_names])
-def test_weights_that_cannot_be_used_are_named(copied, damage):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        lambda path: torch.save({"backbone": torch.zeros(3)}, path),
+        lambda path: path.unlink(),
+        lambda path: save_file({f"other.{name}": tensor for name, tensor in load_file(path).items()}, path),
+        lambda path: shutil.copy(path.with_name("stage-002.safetensors"), path),
+    ],
+    ids=["cut", "pickle", "missing", "names", "stage"],
+)
+def test_unusable_weights_are_named(copied, damage):
     damage(weights(copied))
-    resolved = reopen(copied)
-    with pytest.raises(ModelError, match="weights"):
-        learner_after(resolved.stages[0], copied, resolved, CPU)
+    with pytest.raises(ModelError, match=r"weights|stage-000"):
+        first_learner(copied)
 
 
-def test_weights_of_another_stage_are_refused(copied):
-    shutil.copy(weights(copied, 2), weights(copied, 1))
-    resolved = reopen(copied)
-    with pytest.raises(ModelError, match="10 classes, expected the 7"):
-        learner_after(resolved.stages[1], copied, resolved, CPU)
-
-
-def test_other_data_than_the_runs_are_refused(copied):
+@pytest.mark.parametrize(
+    "change", [{"num_training_images": 1}, {"fingerprints": {"train": "0" * 64}}, {"class_names": None}]
+)
+def test_other_data_are_refused(copied, change):
     config = copied.read_json("config.json")
-    config["resolved"]["num_training_images"] += 1
+    config["resolved"] |= change
     copied.write_json("config.json", config)
-    with pytest.raises(ModelError, match=r"other data(.|\n)*num_training_images"):
+    with pytest.raises(ModelError, match=next(iter(change))):
+        reopen(copied)
+    copied.write_json("config.json", {**config, "resolved": [1]})
+    with pytest.raises(ModelError, match="resolved"):
         reopen(copied)
 
 
-def test_other_images_of_the_same_names_and_numbers_are_refused(copied):
-    config = copied.read_json("config.json")
-    config["resolved"]["fingerprints"]["test"] = "0" * 64
-    copied.write_json("config.json", config)
-    with pytest.raises(ModelError, match=r"other data(.|\n)*fingerprints\.test"):
-        reopen(copied)
-    del config["resolved"]["fingerprints"]  # a run of an older version
-    copied.write_json("config.json", config)
-    assert reopen(copied).train.num_classes == 10
-
-
-@pytest.mark.parametrize("resolved", [None, [1], "abc"])
-def test_a_configuration_that_does_not_say_what_was_run_is_refused(copied, resolved):
-    copied.write_json("config.json", {**copied.read_json("config.json"), "resolved": resolved})
-    with pytest.raises(ModelError, match="what the experiment came to"):
-        reopen(copied)
-
-
-@pytest.mark.parametrize("rows", [[], [[0]], [[10**6]] * 4, [[-1]] * 4])
-def test_exemplars_that_do_not_fit_are_refused(copied, rows):
+@pytest.mark.parametrize("rows", [[], [[0]], [[10**6]] * 4, [[-1]] * 4, None])
+def test_unfit_exemplars_are_refused(copied, rows):
     (copied.path / "exemplars" / "stage-000.json").write_text(json.dumps({"rows": rows}))
-    resolved = reopen(copied)
-    learner = learner_after(resolved.stages[0], copied, resolved, CPU)
-    with pytest.raises(ModelError, match="do not fit"):
-        exemplars_after(copied, learner)
-
-
-def test_a_later_stage_without_exemplars_file_is_not_guessed(copied):
-    shutil.rmtree(copied.path / "exemplars")
-    resolved = reopen(copied)
-    learner = learner_after(resolved.stages[1], copied, resolved, CPU)
-    assert learner.stage == Stage(1, 4, 7)
     with pytest.raises(ModelError, match="exemplars"):
-        exemplars_after(copied, learner)
+        exemplars_after(copied, first_learner(copied))
+
+
+@pytest.mark.parametrize("estimator", ["biased", "unbiased"])
+def test_cka_is_of_flattened_maps(directory, estimator):
+    resolved = reopen(directory)
+    images = resolved.test.images[resolved.test.labels < 4]
+    with torch.no_grad():
+        first, *later = (
+            learner_after(stage, directory, resolved, CPU)
+            .network.eval()
+            .backbone(resolved.method.transforms.test(images))
+            .maps
+            for stage in resolved.stages
+        )
+    expected = [
+        [linear_cka(before.flatten(1), after.flatten(1), estimator) for before, after in zip(first, maps, strict=True)]
+        for maps in later
+    ]
+    values, num_images = map_similarities(directory, estimator=estimator)
+    assert num_images == len(images)
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+    assert np.shape(values) == (2, 3)
+    assert (np.array(values) < 1).all()
+
+
+def test_unchanged_backbone_is_aligned(copied):
+    other = map_similarities(copied)[0][1]
+    kept = {name: tensor for name, tensor in load_file(weights(copied)).items() if name.startswith("backbone.")}
+    save_file({**load_file(weights(copied, 1)), **kept}, weights(copied, 1))
+    values, _ = map_similarities(copied)
+    np.testing.assert_allclose(values[0], 1.0, atol=1e-9)
+    assert values[1] == other
+
+
+def test_seed_draws_the_images(directory):
+    first, again, other = (map_similarities(directory, num_images=40, seed=seed) for seed in (0, 0, 1))
+    assert first[1] == 40
+    assert first == again != other
+
+
+@pytest.fixture
+def seen_features(monkeypatch):
+    """The features that t-SNE is given, and no t-SNE: it takes the time."""
+    given = []
+
+    def first_two(features, perplexity, seed):
+        given.append(torch.from_numpy(features))
+        return features[:, :2].astype(np.float64)
+
+    monkeypatch.setattr(module, "tsne", first_two)
+    return given
+
+
+def of_kind(plane, kind):
+    return [point for point in plane.points if point["kind"] == kind]
+
+
+def test_memory_and_training_features(directory, seen_features):
+    plane = feature_plane(directory, num_features=100)
+    assert plane.class_names == {0: "0", 1: "1", 2: "2", 3: "3"}
+    assert [(point["class"], point["row"]) for point in of_kind(plane, "memory")] == [
+        (label, row) for label, rows in enumerate(directory.read_exemplars(0)) for row in rows
+    ]
+    training, labels = of_kind(plane, "training"), reopen(directory).train.labels
+    assert len({point["row"] for point in training}) == len(training) == 100
+    assert all(int(labels[point["row"]]) == point["class"] < 4 for point in training)
+
+
+def test_augmented_features(directory, seen_features):
+    plane = feature_plane(directory, num_features=150)
+    augmented, learner = of_kind(plane, "augmented"), first_learner(directory)
+    rows = {point["row"] for point in augmented}
+    new = set(learner.train.rows(4, 7).tolist())
+    assert rows <= new | {row for rows in directory.read_exemplars(0) for row in rows}
+    assert rows & new
+    features = seen_features[0][[point["kind"] == "augmented" for point in plane.points]]
+    with torch.no_grad():
+        starts = learner.network.head.embed(learner.embeddings(torch.tensor([point["row"] for point in augmented])))
+        assert learner.network.head(features).argmax(dim=1).tolist() == [point["class"] for point in augmented]
+    furthest = (features - starts).abs().amax(dim=1)
+    assert (furthest > 0).all()
+    assert (furthest <= plane.ccfa.steps * plane.step_size[1] * 1.001).all()
+
+
+def test_seed_draws_the_features(directory, seen_features):
+    first, again, other = (feature_plane(directory, num_features=60, seed=seed) for seed in (0, 0, 1))
+    assert first.points == again.points
+    assert [point["row"] for point in first.points] != [point["row"] for point in other.points]
+
+
+def test_some_of_many_classes_are_drawn(tmp_path, seen_features, monkeypatch):
+    monkeypatch.setattr(module, "NUM_CLASSES", 3)
+    directory = digit_run(tmp_path / "run", scenario="8,2")
+    planes = [feature_plane(directory, num_features=50, seed=seed) for seed in range(4)]
+    assert all(len(plane.class_names) == 3 and max(plane.class_names) < 8 for plane in planes)
+    assert len({tuple(plane.class_names) for plane in planes}) > 1
+    assert {point["class"] for point in planes[0].points} <= set(planes[0].class_names)
+    assert {name: getattr(planes[0].ccfa, name) for name in CCFA_PRESETS["digits"]} == CCFA_PRESETS["digits"]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "reason"),
+    [
+        (Experiment("podnet", scenario="10"), "single stage"),
+        (Experiment("gdumb", scenario="8,2"), "gdumb"),
+        (Experiment("finetune", scenario="8,2"), "exemplars"),
+        (Experiment("podnet", ccfa=True, scenario="8,2", options={"ccfa.count": "0"}), "count=0"),
+    ],
+)
+def test_nothing_to_show_is_said(tmp_path, experiment, reason):
+    directory = created(tmp_path / "run", experiment)
+    with pytest.raises(UsageError, match=reason):
+        feature_plane(directory)
+    if experiment.scenario == "10":
+        with pytest.raises(UsageError, match=reason):
+            map_similarities(directory)

@@ -1,33 +1,43 @@
-"""A run directory opened again, to look inside: its data, its method, and the network and exemplars of a stage."""
+"""Analyses of a run: features in a plane (the paper's figure 3) and the CKA of its networks' maps (figure 4)."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from numpy.random import RandomState
 from torch import Tensor
 
+from ccfa.augmentation import CCFA, Samples
 from ccfa.data import Stage
-from ccfa.errors import ModelError
+from ccfa.errors import ModelError, UsageError
+from ccfa.evaluation.projection import perplexity_for, tsne
+from ccfa.evaluation.similarity import Estimator, aligned, centred, gram
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.differences import differences, two_columns
 from ccfa.experiments.experiment import Resolved, experiment_of, resolve
 from ccfa.experiments.run_directory import Run
 from ccfa.learning import Learner
+from ccfa.learning.batches import named_generator
+from ccfa.learning.learner import EVALUATION_BATCH
+from ccfa.learning.memory import joined
 from ccfa.learning.networks import network_of
 
-# What must be found again for rows and labels to mean what they meant to the run.
-_SAME_DATA = ("class_names", "class_order", "stage_sizes", "num_training_images", "num_test_images")
+NUM_CLASSES = 10  # of a plane
+NUM_FEATURES = 1000
+NUM_IMAGES = 5000  # of CKA
+KINDS = ("memory", "augmented", "training")
+_SAME_DATA = ("class_names", "class_order", "stage_sizes", "num_training_images", "num_test_images", "fingerprints")
 
 
 def reopen(directory: Run, data_dir: Path | None = None) -> Resolved:
-    """The experiment of a run with its data and its method, as they were."""
+    """Load the data and build the method of a run again; refuse data other than the run's."""
     config = directory.read_json("config.json")
     resolved = resolve(experiment_of(config), data_dir)
     stored, now = config.get("resolved"), resolved.config["resolved"]
     if not isinstance(stored, dict):
-        raise ModelError(f"{directory.path / 'config.json'} does not say what the experiment came to; it is damaged.")
-    names = [*_SAME_DATA, *(["fingerprints"] if "fingerprints" in stored else [])]  # older runs have none
-    if found := differences(*({name: part.get(name) for name in names} for part in (stored, now))):
+        raise ModelError(f"{directory.path / 'config.json'} has no object 'resolved'; it is damaged.")
+    if found := differences(*({name: part.get(name) for name in _SAME_DATA} for part in (stored, now))):
         raise ModelError(
             f"{directory.path} was run on other data than those found now. Name the data of the run with --data-dir, "
             f"or put them back where they were.\n{two_columns(found)}"
@@ -35,13 +45,8 @@ def reopen(directory: Run, data_dir: Path | None = None) -> Resolved:
     return resolved
 
 
-def with_ccfa(resolved: Resolved) -> Resolved:
-    """The experiment with CCFA plugged in, with the run's options or, for a run without it, the data set's."""
-    return resolved._replace(method=experiment_method(replace(resolved.experiment, ccfa=True)))
-
-
 def learner_after(stage: Stage, directory: Run, resolved: Resolved, device: torch.device) -> Learner:
-    """A learner with the network that the run had after a stage; it remembers nothing else."""
+    """Return a learner with the network that the run had after a stage, and nothing else of its state."""
     asked = resolved.experiment
     learner = Learner(resolved.method, resolved.train, seed=asked.seed, batch_seed=asked.batch_seed, device=device)
     weights = directory.network_weights(stage.index)
@@ -51,16 +56,149 @@ def learner_after(stage: Stage, directory: Run, resolved: Resolved, device: torc
 
 
 def exemplars_after(directory: Run, learner: Learner) -> list[Tensor]:
-    """The rows kept of each class after the learner's stage; of a first stage that wrote none down, chosen again."""
-    index = learner.stage.index
-    if index == 0 and not (directory.path / "exemplars").exists():
-        return learner.select_new_exemplars()
-    kept = directory.read_exemplars(index)
-    rows = [row for rows in kept for row in rows]
+    """Return the rows kept of each class after the learner's stage."""
+    index, kept = learner.stage.index, directory.read_exemplars(learner.stage.index)
     num_classes = learner.stage.num_seen if learner.memory.quota(learner.stage.num_seen) else 0
-    if len(kept) != num_classes or not all(0 <= row < len(learner.train) for row in rows):
+    if len(kept) != num_classes or not all(0 <= row < len(learner.train) for rows in kept for row in rows):
         raise ModelError(
             f"The exemplars of stage {index} in {directory.path} do not fit: expected rows of the {len(learner.train)} "
             f"training images for each of {num_classes} classes. The file is damaged; run it again."
         )
     return [torch.tensor(rows, dtype=torch.int64, device=learner.device) for rows in kept]
+
+
+def map_similarities(
+    directory: Run,
+    data_dir: Path | None = None,
+    device: torch.device | None = None,
+    num_images: int = NUM_IMAGES,
+    seed: int = 0,
+    estimator: Estimator = "biased",
+) -> tuple[list[list[float]], int]:
+    """Compute linear CKA between the maps of the first and of each later stage's network.
+
+    The images are the test images of the first stage's classes: all of them or, where there are more, `num_images` at
+    random. Returns one list per later stage, with one value per level, and the number of images.
+    """
+    resolved, device = reopen(directory, data_dir), device or torch.device("cpu")
+    first, *later = resolved.stages
+    if not later:
+        raise UsageError(f"{directory.path} has a single stage: there is no later network to compare the first with.")
+    rows = resolved.test.rows(0, first.num_seen)
+    rows = torch.from_numpy(RandomState(seed).permutation(rows.numpy())[:num_images]).sort().values
+    images = resolved.test.images[rows].to(device)
+
+    @torch.no_grad()
+    def grams(stage: Stage) -> list[Tensor]:
+        network = learner_after(stage, directory, resolved, device).network.eval()
+        transform = resolved.method.transforms.test
+        batches = [network.backbone(transform(batch)).maps for batch in images.split(EVALUATION_BATCH)]
+        return [centred(gram(torch.cat(maps)), estimator) for maps in zip(*batches, strict=True)]
+
+    before = grams(first)
+    values = [[aligned(*pair) for pair in zip(before, grams(stage), strict=True)] for stage in later]
+    return values, len(images)
+
+
+class Plane(NamedTuple):
+    """Features of the three kinds as points, and what they depend on."""
+
+    points: list[dict[str, Any]]  # kind, class, class_name, row (of an augmented feature: where it started), x, y
+    class_names: dict[int, str]
+    perplexity: float
+    ccfa: CCFA
+    step_size: tuple[float, float]  # the range of alpha
+
+
+class _Labelled(NamedTuple):
+    features: Tensor  # (n, dim), in the head's space
+    labels: Tensor
+    rows: Tensor
+
+    def at(self, positions: Tensor) -> "_Labelled":
+        return _Labelled(*(part[positions] for part in self))
+
+
+def feature_plane(
+    directory: Run,
+    data_dir: Path | None = None,
+    device: torch.device | None = None,
+    num_features: int = NUM_FEATURES,
+    seed: int = 0,
+) -> Plane:
+    """Project features of 10 random classes of the first stage, as its network sees them, into a plane with t-SNE.
+
+    Memory features are those of the classes' exemplars. Training features are those of `num_features` random training
+    images of the same classes, most of which later stages have no access to. Augmented features are as many random
+    ones of all that CCFA makes from what the next stage trains on (its new images and the exemplars) and labels as one
+    of the classes. CCFA has the run's options or, for a run without it, the data set's. All features are in the space
+    of the head and of images without random transforms.
+    """
+    resolved = reopen(directory, data_dir)
+    method = experiment_method(replace(resolved.experiment, ccfa=True))
+    ccfa = next(part for part in method.feature_augmentations if isinstance(part, CCFA))
+    first, *later = resolved.stages
+    if not later:
+        raise UsageError(
+            f"{directory.path} has a single stage: there is no next one whose images CCFA could start from."
+        )
+    if not method.memory.quota(first.num_seen):
+        raise UsageError(f"{directory.path}: {method.name} keeps no exemplars, so it has no memory features.")
+    if not ccfa.count:
+        raise UsageError(f"{directory.path}: {ccfa} makes no features, so there are none to show.")
+    learner = learner_after(first, directory, resolved._replace(method=method), device or torch.device("cpu"))
+    exemplars = exemplars_after(directory, learner)
+
+    random = RandomState(seed)
+    classes = sorted(random.permutation(first.num_seen)[:NUM_CLASSES].tolist())
+    augmented = _augmented(learner, ccfa, exemplars, later[0], classes, seed)
+    augmented = augmented.at(torch.from_numpy(random.permutation(len(augmented.rows))[:num_features]))
+    training = joined([learner.train.rows(label, label + 1) for label in classes], learner.device)
+    training = training[torch.from_numpy(random.permutation(len(training))[:num_features])]
+    memory = joined([exemplars[label] for label in classes], learner.device)
+    parts = (_labelled(learner, memory), augmented, _labelled(learner, training))
+
+    joint = _Labelled(*map(torch.cat, zip(*parts, strict=True)))
+    features = joint.features.cpu().numpy()
+    perplexity = perplexity_for(len(features))
+    positions = tsne(features, perplexity, seed).tolist()
+    kinds = [kind for kind, part in zip(KINDS, parts, strict=True) for _ in part.rows]
+    names = learner.train.class_names
+    points = [
+        {"kind": kind, "class": label, "class_name": names[label], "row": row, "x": x, "y": y}
+        for kind, label, row, (x, y) in zip(kinds, joint.labels.tolist(), joint.rows.tolist(), positions, strict=True)
+    ]
+    step_size = ccfa.step_size_for(features.shape[1])
+    return Plane(points, {label: names[label] for label in classes}, perplexity, ccfa, step_size)
+
+
+def _labelled(learner: Learner, rows: Tensor) -> _Labelled:
+    with torch.no_grad():
+        return _Labelled(learner.network.head.embed(learner.embeddings(rows)), learner.train.labels[rows], rows)
+
+
+def _augmented(
+    learner: Learner, ccfa: CCFA, exemplars: list[Tensor], following: Stage, classes: list[int], seed: int
+) -> _Labelled:
+    """Apply CCFA to the next stage's training images as that stage begins; keep what it labels as one of the classes.
+
+    At that moment the network is still the first stage's: its head chooses the targets and is attacked.
+    """
+    head = learner.network.head
+    generator = named_generator(learner.device, seed, "augmented features")
+    new = learner.train.rows(following.num_old, following.num_seen)
+    rows = joined([new, *exemplars], learner.device)
+    rows = rows[torch.randperm(len(rows), generator=generator, device=learner.device)]
+    sources = _labelled(learner, rows)
+    made = []
+    for batch in torch.arange(len(rows), device=learner.device).split(learner.method.phases(following)[0].batch_size):
+        part = sources.at(batch)
+        samples = Samples.of(part.features, part.labels)
+        _, added = ccfa(samples, head, head, learner.method.criterion, generator).parted(len(batch))
+        wanted = torch.isin(added.labels[:, 0], torch.tensor(classes, device=learner.device))
+        wanted &= added.weights[:, 0] > 0
+        made.append(_Labelled(added.features.detach(), added.labels[:, 0], part.rows.repeat(ccfa.count)).at(wanted))
+    joint = _Labelled(*map(torch.cat, zip(*made, strict=True)))
+    if not len(joint.rows):
+        raise UsageError("CCFA labels none of its features as one of these classes. Draw others with --seed.")
+    return joint

@@ -10,12 +10,10 @@ import ccfa
 from ccfa.errors import ResourceError, UsageError
 from ccfa.evaluation import DEFINITIONS
 from ccfa.files import write_atomically
-from ccfa.reporting.axes import NUM_COLOURS
-from ccfa.reporting.charts import Series, bar_chart, line_chart
+from ccfa.reporting.charts import NUM_COLOURS, Figure, Series, Table, bar_chart, line_chart
 from ccfa.reporting.comparison import METRICS, SPREAD, TIME, Comparison, Line
 from ccfa.reporting.formats import Grid, runs_grid, summary_grid, to_csv, to_latex, to_markdown
-from ccfa.reporting.rendering import render
-from ccfa.reporting.sections import Figure, Table
+from ccfa.reporting.page import render
 from ccfa.reporting.tables import definitions, print_comparison
 from ccfa.reporting.values import Value
 

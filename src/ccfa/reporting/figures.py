@@ -1,21 +1,79 @@
-"""A figure of the paper as files: PNG and PDF, its numbers as CSV, and a caption that says how it was made."""
+"""`ccfa figure`: the paper's figures 3 and 4 and its supplement's curves from runs, as PNG, PDF, CSV and a caption."""
 
-from collections.abc import Sequence
+import io
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from ccfa.errors import ResourceError, UsageError
+from ccfa.errors import ModelError, ResourceError, UsageError
 from ccfa.evaluation.similarity import Estimator
+from ccfa.experiments import Run
+from ccfa.experiments.analyses import KINDS, NUM_FEATURES, NUM_IMAGES, feature_plane, map_similarities
 from ccfa.files import write_atomically, write_table
+from ccfa.reporting.comparison import Comparison, compare
 from ccfa.reporting.gathering import common_folder, gather
-from ccfa.reporting.sameness import Entry
+from ccfa.reporting.sameness import Entry, hashed, setting
+from ccfa.reporting.values import Value
+
+try:
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FixedLocator, MaxNLocator
+except ModuleNotFoundError as error:
+    raise UsageError(
+        "Figures need the package matplotlib, which is not installed. "
+        "Install it with: pip install 'ccfa[figures]' (or pip install matplotlib)."
+    ) from error
+
+COLUMN_WIDTH = 3.33  # inches, of a paper in two columns
+TEXT_WIDTH = 7.0
+MOST_TICKS = 6
+FEW_CURVES = 4
+# Okabe & Ito's colours for lines; Tol's "muted" and black for classes. Shapes repeat what colours say.
+LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+CLASS_COLOURS = (
+    *("#332288", "#CC6677", "#117733", "#88CCEE", "#882255", "#DDCC77", "#44AA99", "#AA4499", "#999933", "#000000"),
+)
+MARKERS = "osD^vPX<>p"
+STYLE: Any = {  # matplotlib types its keys one by one
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.linewidth": 0.4,
+    "grid.color": "#DDDDDD",
+    "axes.axisbelow": True,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,  # two dashes
+    "figure.constrained_layout.h_pad": 0.05,
+    "pdf.fonttype": 42,  # TrueType: text stays text, and submission systems accept it
+    "text.parse_math": False,  # a $ in a class name is a dollar
+}
+Row = dict[str, Any]
+TITLES = dict(zip(KINDS, ("Memory features", "Augmented features", "Train-data features"), strict=True))
+BANDS = " Lines are means over class orders and seeds, bands one sample standard deviation to either side."
+ESTIMATORS = {
+    "biased": "biased estimator; its level falls with the number of images",
+    "unbiased": "unbiased estimator; 0 for independent maps",
+}
 
 
-class Wish(NamedTuple):
-    """What was asked for beside the runs."""
+class FigureOptions(NamedTuple):
+    """The options of `ccfa figure`."""
 
     data_dir: Path | None = None
     device: torch.device = torch.device("cpu")
@@ -24,60 +82,249 @@ class Wish(NamedTuple):
     estimator: Estimator = "biased"  # of CKA
 
 
-NO_WISH = Wish()
-
-
-class Written(NamedTuple):
-    """Where a figure is, what to write under it, and what was left out of it."""
+class FigureFiles(NamedTuple):
+    """The files of a figure, its caption, and notes on what was left out of it."""
 
     paths: list[Path]
     caption: str
     notes: list[str]
 
-    @property
-    def lines(self) -> list[str]:
-        """All of it as lines of text."""
-        return [*(f"note: {note}" for note in self.notes), self.caption, *map(str, self.paths)]
+
+class Drawn(NamedTuple):
+    """A figure before it is written: the drawing, its numbers as rows of a table, its caption, notes."""
+
+    figure: Figure
+    rows: list[Row]
+    caption: str
+    notes: Sequence[str] = ()
 
 
-def write_figure(kind: str, runs: Sequence[Path], out: Path | None = None, wish: Wish = NO_WISH) -> Written:
-    """Draw a figure and write it as PNG and PDF, its numbers as CSV, and its caption."""
-    draw = _drawing().FIGURES[kind]  # before any work is done
-    if wish.num_images is not None and wish.num_images < 2:
-        raise UsageError(f"A figure needs at least 2 images, got --images {wish.num_images}.")
-    if not 0 <= wish.seed < 2**32:
-        raise UsageError(f"The seed of a figure must be from 0 to 2^32 - 1, got {wish.seed}.")
+def write_figure(
+    kind: str, runs: Sequence[Path], out: Path | None = None, options: FigureOptions | None = None
+) -> FigureFiles:
+    """Draw a figure of runs and write it as PNG and PDF, its numbers as CSV, and its caption as text.
+
+    Args:
+        kind: "tsne", "cka" or "accuracy".
+        runs: Run directories.
+        out: The folder to write to; by default `figures` in the run or, for several runs, beside them.
+        options: Where the data are, and what is drawn at random.
+    """
+    options = options or FigureOptions()
+    if options.num_images is not None and options.num_images < 2:
+        raise UsageError(f"A figure needs at least 2 images, got --images {options.num_images}.")
+    if not 0 <= options.seed < 2**32:
+        raise UsageError(f"The seed of a figure must be from 0 to 2^32 - 1, got {options.seed}.")
     entries, notes = gather(runs, f"ccfa figure {kind}")
-    folder = out or _folder(entries)
-    drawn = draw(entries, wish)
+    alone = len(entries) == 1 and entries[0].path.is_dir()
+    folder = out or (entries[0].path / "figures" if alone else common_folder(entries).with_name("figures"))
+    drawn = FIGURES[kind](entries, options)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ResourceError(f"Could not create {folder}: {error.strerror}.") from error
     paths = {suffix: folder / f"{kind}.{suffix}" for suffix in ("png", "pdf", "csv", "txt")}
-    for suffix, content in drawn.contents.items():
-        write_atomically(paths[suffix], content)
+    # Without a date, the same figure gives the same bytes.
+    metadata: dict[str, dict[str, Any]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
+    for suffix, facts in metadata.items():
+        content = io.BytesIO()
+        with matplotlib.rc_context(STYLE):
+            drawn.figure.savefig(content, format=suffix, dpi=300, metadata=facts)
+        write_atomically(paths[suffix], content.getvalue())
     write_table(paths["csv"], drawn.rows)
     write_atomically(paths["txt"], drawn.caption + "\n")
-    return Written([*paths.values()], drawn.caption, [*notes, *drawn.notes])
+    return FigureFiles([*paths.values()], drawn.caption, [*notes, *drawn.notes])
 
 
-def _drawing() -> ModuleType:
-    """What needs matplotlib, an optional extra."""
-    try:
-        from ccfa.reporting import paper_figures
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise UsageError(
-            "Figures need the package matplotlib, which is not installed. "
-            "Install it with: pip install 'ccfa[figures]' (or pip install matplotlib)."
-        ) from error
-    return paper_figures
+def _tsne(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
+    if len(entries) > 1:
+        raise UsageError(f"A t-SNE is of one run, got {len(entries)}: positions in two of them cannot be compared.")
+    limit, asked = options.num_images or NUM_FEATURES, entries[0].experiment
+    plane = feature_plane(_directory(entries[0]), options.data_dir, options.device, limit, options.seed)
+    facts = {"perplexity": round(plane.perplexity, 4), "seed": options.seed}
+    counts = [sum(point["kind"] == kind for point in plane.points) for kind in KINDS]
+    ccfa, (low, high) = plane.ccfa, plane.step_size
+    caption = (
+        f"t-SNE (perplexity {plane.perplexity:.4g}, seed {options.seed}) of features of {len(plane.class_names)} "
+        f"random classes after the first stage of {asked['method']}{' + CCFA' if entries[0].ccfa else ''} on "
+        f"{asked.get('data', '')} (seed {asked.get('seed', 0)}): the {counts[0]:,} exemplars in memory; {counts[1]:,} "
+        f"features that CCFA makes from the next stage's training images and labels as one of the classes "
+        f"(count {ccfa.count}, {ccfa.steps} steps of {low:.4g} to {high:.4g}, targets {ccfa.target}); "
+        f"{counts[2]:,} training images of the classes. One embedding of all features, "
+        f"at unit length; grey: the points of the other panels."
+    )
+    figure = draw_plane(plane.points, plane.class_names)
+    return Drawn(figure, [{**point, **facts} for point in plane.points], caption)
 
 
-def _folder(entries: Sequence[Entry]) -> Path:
-    """`figures` in the run, or in the folder that holds all the runs."""
-    if len(entries) == 1 and entries[0].path.is_dir():
-        return entries[0].path / "figures"
-    return common_folder(entries).with_name("figures")
+def _cka(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
+    comparison, limit = _compared(entries), options.num_images or NUM_IMAGES
+    measured = {
+        entry.path: map_similarities(
+            _directory(entry), options.data_dir, options.device, limit, options.seed, options.estimator
+        )
+        for line in comparison.lines
+        for entry in line.entries
+    }
+    depths = {len(values[0]) for values, _ in measured.values()}
+    if len(depths) > 1:
+        raise UsageError(f"These runs' backbones have different numbers of levels {sorted(depths)}: draw them apart.")
+    (num_images,) = {number for _, number in measured.values()}
+    facts = {"images": num_images, "seed": options.seed, "estimator": options.estimator}
+    panels = []
+    for level in range(depths.pop()):
+        values = [
+            [
+                Value.of([measured[entry.path][0][stage][level] for entry in line.entries])
+                for stage in range(len(comparison.num_seen) - 1)
+            ]
+            for line in comparison.lines
+        ]
+        rows = [{"level": level + 1, **row, **facts} for row in _rows(comparison, values)]
+        panels.append((f"After level {level + 1}", rows))
+    caption = (
+        f"Linear CKA ({ESTIMATORS[options.estimator]}) between the maps of the network after the first stage "
+        f"and after each later stage, {comparison.title}, on {num_images:,} test images of the first stage's "
+        f"classes. Maps are flattened: every channel at every position is a feature.{_bands(comparison)}"
+    )
+    figure = draw_curves(panels, "stage", "Stage", "CKA")
+    return Drawn(figure, [row for _, rows in panels for row in rows], caption, comparison.notes)
+
+
+def _accuracy(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
+    settings = list(dict.fromkeys(hashed(setting(entry)) for entry in entries))
+    compared = [_compared([entry for entry in entries if hashed(setting(entry)) == one]) for one in settings]
+    panels = []
+    for number, one in enumerate(compared, start=1):
+        rows = _rows(one, [line.curve for line in one.lines])
+        panels.append((one.title, [{"panel": number, "scenario": one.title, **row} for row in rows]))
+    caption = (
+        "Accuracy on the test images of all classes seen so far after each stage, by each method's own rule of "
+        f"prediction: {'; '.join(title for title, _ in panels)}.{_bands(*compared)}"
+    )
+    figure = draw_curves(panels, "num_seen", "Number of classes", "Accuracy (%)")
+    notes = [note for one in compared for note in one.notes]
+    return Drawn(figure, [row for _, rows in panels for row in rows], caption, notes)
+
+
+FIGURES: dict[str, Callable[[Sequence[Entry], FigureOptions], Drawn]] = {
+    "tsne": _tsne,
+    "cka": _cka,
+    "accuracy": _accuracy,
+}
+
+
+def _compared(entries: Sequence[Entry]) -> Comparison:
+    comparison = compare(entries)
+    if not comparison.lines:
+        names = ", ".join(str(entry.path) for entry in entries)
+        raise ModelError(f"No finished run among {names}: a figure shows whole runs. Finish one with ccfa resume.")
+    return comparison
+
+
+def _directory(entry: Entry) -> Run:
+    if not entry.path.is_dir():
+        raise ModelError(f"{entry.path} is a report alone; this figure needs the run directory with its networks.")
+    return Run(entry.path)
+
+
+def _rows(comparison: Comparison, values: Sequence[Sequence[Value]]) -> list[Row]:
+    """The values of each line after each stage, or after the last stages, as rows of a table."""
+    rows = []
+    for line, own in zip(comparison.lines, values, strict=True):
+        first, num_runs = len(comparison.num_seen) - len(own), len(line.entries)
+        for stage, value in enumerate(own, start=first):
+            row = {"name": line.name, "stage": stage, "num_seen": comparison.num_seen[stage], "runs": num_runs}
+            rows.append({**row, "mean": value.mean, "spread": value.spread if num_runs > 1 else None})
+    return rows
+
+
+def _bands(*compared: Comparison) -> str:
+    return BANDS if any(len(line.entries) > 1 for comparison in compared for line in comparison.lines) else ""
+
+
+def draw_curves(panels: Sequence[tuple[str, Sequence[Row]]], x: str, x_label: str, y_label: str) -> Figure:
+    """Draw titled panels of curves over one legend: solid and filled with CCFA, dashed and open without.
+
+    A row has the name of its curve, its mean and spread over runs, and its place on the x axis, in the column `x`.
+    """
+    looks = curve_looks(dict.fromkeys(row["name"] for _, rows in panels for row in rows))
+    num_columns = len(panels) if len(panels) < 4 else 2 if len(panels) == 4 else 3
+    num_rows = -(-len(panels) // num_columns)
+    wide = num_columns > 2 or (num_columns == 2 and len(looks) > FEW_CURVES)
+    width, legend_columns = (TEXT_WIDTH, 4) if wide else (COLUMN_WIDTH, 2)
+    row_height = 2.25 if num_columns == 1 or (wide and num_columns == 2) else 1.75
+    height = row_height * num_rows + 0.16 * -(-len(looks) // legend_columns)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height + 0.1), layout="constrained")
+        for number, (title, rows) in enumerate(panels):
+            axes = figure.add_subplot(num_rows, num_columns, number + 1)
+            names = list(dict.fromkeys(row["name"] for row in rows))
+            for name in names:
+                own = [row for row in rows if row["name"] == name]
+                places, means, spreads = (np.array([row[key] for row in own], float) for key in (x, "mean", "spread"))
+                axes.plot(places, means, markevery=max(1, len(means) // 12), **looks[name])
+                if not np.isnan(spreads).all():
+                    opacity = 0.18 if len(names) <= FEW_CURVES else 0.1
+                    colour = looks[name]["color"]
+                    axes.fill_between(
+                        places, means - spreads, means + spreads, color=colour, alpha=opacity, linewidth=0
+                    )
+            ticks = sorted({row[x] for row in rows})
+            many = MaxNLocator(nbins=5, integer=True, steps=[1, 2, 5, 10])
+            axes.xaxis.set_major_locator(FixedLocator(ticks) if len(ticks) <= MOST_TICKS else many)
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+            axes.set_title(title)
+            axes.set_ylabel("" if number % num_columns else y_label)
+            axes.set_xlabel(x_label if number + num_columns >= len(panels) else "")
+        handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(legend_columns, len(handles)))
+    return figure
+
+
+def curve_looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Choose colour, dashes and marker by name; a method with and without CCFA shares them, where there are several."""
+    families = {name: name.replace(" + CCFA", "") for name in names}
+    if len(set(families.values())) == 1:
+        families = {name: name for name in families}
+    numbers = {family: number for number, family in enumerate(dict.fromkeys(families.values()))}
+    looks = {}
+    for name, family in families.items():
+        number, ccfa = numbers[family], " + CCFA" in name
+        colour = LINE_COLOURS[number % len(LINE_COLOURS)]
+        looks[name] = {
+            "color": colour,
+            "linestyle": "-" if ccfa else (0, (4, 1.5)),
+            "marker": MARKERS[number % len(MARKERS)],
+            "markerfacecolor": colour if ccfa else "white",
+        }
+    return looks
+
+
+def draw_plane(points: Sequence[Row], class_names: dict[int, str]) -> Figure:
+    """Draw one plane once per kind of feature: its points in the colours of their classes, the others' in grey."""
+    looks: dict[int, Any] = {
+        label: {"color": CLASS_COLOURS[number % len(CLASS_COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+        for number, label in enumerate(class_names)
+    }
+    places = np.array([(point["x"], point["y"]) for point in points])
+    kinds, labels = (np.array([point[name] for point in points]) for name in ("kind", "class"))
+    with matplotlib.rc_context(STYLE | {"axes.grid": False, "axes.spines.top": True, "axes.spines.right": True}):
+        figure = Figure(figsize=(TEXT_WIDTH, 2.75 if len(class_names) > 5 else 2.6), layout="constrained")
+        panels = figure.subplots(1, len(TITLES), sharex=True, sharey=True).tolist()
+        for axes, (kind, title) in zip(panels, TITLES.items(), strict=True):
+            axes.scatter(*places.T, s=2, color="#E0E0E0", linewidths=0, rasterized=True)
+            own = kinds == kind
+            size = float(np.clip(3000 / own.sum(), 5, 14))  # few points larger, so that they are seen
+            for label, look in looks.items():
+                axes.scatter(*places[own & (labels == label)].T, s=size, edgecolors="white", linewidths=0.15, **look)
+            axes.set_title(f"{title} ({own.sum():,})")
+            axes.set(xticks=[], yticks=[])
+        handles = [
+            Line2D([], [], linestyle="", markersize=4, label=class_names[label], **look)
+            for label, look in looks.items()
+        ]
+        figure.legend(
+            handles=handles, loc="outside lower center", ncols=min(5, len(handles)), handletextpad=0.1, columnspacing=1
+        )
+    return figure

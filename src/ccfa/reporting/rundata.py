@@ -1,40 +1,48 @@
-"""What a run directory holds, read leniently: whatever is missing or damaged becomes a note on the page."""
+"""What a page shows of a run: its directory, read leniently. A missing or damaged file becomes a note."""
 
 import csv
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ccfa.errors import CcfaError, ModelError
-from ccfa.evaluation import Report
+from ccfa.errors import ModelError
+from ccfa.evaluation import Report, accuracy
 from ccfa.experiments.run_directory import Run
-from ccfa.files import read_file
-
-MAX_STAGES = 10**6
+from ccfa.files import read_arrays, read_file
 
 Arrays = dict[str, NDArray[Any]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RunData:
-    """A run as its directory tells it; `predictions` has an entry for each whole stage, from the first on."""
+    """The contents of a run directory.
+
+    `metrics` and `overall` are the report's, by rule of prediction, the method's own rule first. Without a readable
+    report they are empty. `labels` and `predicted` have one array per finished stage, by the method's own rule. They
+    are empty unless the predictions of all stages are there and agree with the report.
+    """
 
     name: str
     config: dict[str, Any]
     environment: dict[str, Any]
     status: dict[str, Any]
-    report: Report | None
-    stages: list[dict[str, float]]  # the lines of stages.csv
+    num_seen: list[int]  # classes seen after each finished stage
+    metrics: dict[str, dict[str, float]]
+    overall: dict[str, list[float]]
+    labels: list[NDArray[Any]]
+    predicted: list[NDArray[Any]]
+    seconds: list[float]  # of each stage
     epochs: list[dict[str, Any]]  # the lines of metrics.jsonl
-    predictions: list[Arrays]
-    exemplars: list[list[int]] | None  # rows kept of each class after the last stage
+    exemplars: list[list[int]]  # rows kept of each class after the last stage
+    pictures: Arrays | None
     notes: tuple[str, ...]
 
     @property
@@ -44,180 +52,143 @@ class RunData:
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """What the experiment came to."""
+        """What the experiment resolved to."""
         return self.config.get("resolved") or {}
 
-    @property
-    def resumed(self) -> list[dict[str, Any]]:
-        """The records of being continued where something that decides the last bits had changed; of others is none."""
-        records = self.environment.get("resumed")
-        return [record for record in records if _object(record).get("differences")] if isinstance(records, list) else []
-
-    @property
-    def stage_sizes(self) -> list[int]:
-        """How many classes each stage of the experiment brings."""
-        return self.resolved.get("stage_sizes") or []
-
-    @property
-    def num_seen(self) -> list[int]:
-        """How many classes are known after each stage that was evaluated."""
-        return list(accumulate(self.stage_sizes))[: len(self.predictions)]
-
-    @property
-    def own_rule(self) -> str:
-        """How the method itself predicts."""
-        nearest = _object(self.resolved.get("method")).get("predict") == "by_nearest_mean"
-        return "by_nearest_mean" if nearest and self._has("by_nearest_mean") else "by_logits"
-
-    @property
-    def other_rule(self) -> str | None:
-        """The other rule, where it was evaluated too."""
-        other = "by_logits" if self.own_rule == "by_nearest_mean" else "by_nearest_mean"
-        return other if self._has(other) else None
-
-    def predicted(self, rule: str) -> list[NDArray[Any]]:
-        """The predictions after each stage by a rule."""
-        return [arrays[rule] for arrays in self.predictions]
-
-    @property
-    def labels(self) -> list[NDArray[Any]]:
-        """The true classes after each stage."""
-        return [arrays["labels"] for arrays in self.predictions]
-
     def class_name(self, label: int) -> str:
-        """The name of a class, in learning order."""
+        """Return the name of a class, which is numbered as it was learned."""
         names = self.resolved.get("class_names") or []
         return str(names[label]) if label < len(names) else f"class {label}"
 
-    def _has(self, rule: str) -> bool:
-        return bool(self.predictions) and all(rule in arrays for arrays in self.predictions)
-
 
 def read_run(path: Path) -> RunData:
-    """Everything that a page shows of a run; only a directory without a readable config.json is an error."""
-    directory = Run(path)
+    """Read everything that a page shows of a run; only a directory without a usable config.json is an error."""
+    directory, notes = Run(path), []
     config = directory.read_json("config.json")
     _require_kinds(config, path / "config.json")
-    notes: list[str] = []
-    predictions = _predictions(path, (config.get("resolved") or {}).get("stage_sizes") or [], notes)
+
+    def read(name: str, reader: Callable[[], T], otherwise: T) -> T:
+        try:
+            return reader()
+        except Exception:  # a damaged file can make a reader fail in any way
+            notes.append(f"{name} is missing or damaged.")
+            return otherwise
+
+    planned = list(accumulate((config.get("resolved") or {}).get("stage_sizes") or []))
+    report = read("report.json", lambda: _report(directory, planned), None)
+    num_seen, metrics, overall = report or ([], {}, {})
+    nothing: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    predictions = read("A file of predictions", lambda: _predictions(directory, num_seen, overall), nothing)
+    last = len(num_seen) - 1
+    has_exemplars = (path / "exemplars" / f"stage-{last:03d}.json").exists()
     return RunData(
         name=path.resolve().name,
         config=config,
-        environment=_json(directory, "environment.json", notes),
-        status=_json(directory, "status.json", notes),
-        report=_report(directory, notes),
-        stages=_stage_rows(path / "stages.csv", notes),
-        epochs=_epochs(path / "metrics.jsonl", notes),
-        predictions=predictions,
-        exemplars=_exemplars(directory, len(predictions) - 1),
+        environment=read("environment.json", lambda: directory.read_json("environment.json"), {}),
+        status=read("status.json", lambda: directory.read_json("status.json"), {}),
+        num_seen=num_seen,
+        metrics=metrics,
+        overall=overall,
+        labels=[labels for labels, _ in predictions],
+        predicted=[predicted for _, predicted in predictions],
+        seconds=read("stages.csv", lambda: _seconds(path / "stages.csv"), []),
+        epochs=read("metrics.jsonl", lambda: _epochs(path / "metrics.jsonl"), []),
+        exemplars=read("The file of exemplars", lambda: directory.read_exemplars(last), []) if has_exemplars else [],
+        pictures=read_pictures(path, last),
         notes=tuple(notes),
     )
 
 
-def _require_kinds(config: dict[str, Any], path: Path) -> None:
-    """What everything else is told by, where it is there at all."""
-    resolved = config.get("resolved")
-    sizes, names = (_object(resolved).get(name) for name in ("stage_sizes", "class_names"))
-    kinds = {
-        "experiment, an object": _object(config.get("experiment")) == (config.get("experiment") or {}),
-        "resolved, an object": _object(resolved) == (resolved or {}),
-        "resolved.stage_sizes, a list of numbers from 1 on": sizes is None
-        or (isinstance(sizes, list) and all(type(size) is int and size > 0 for size in sizes)),
-        "resolved.class_names, a list": names is None or isinstance(names, list),
-    }
-    if wrong := [kind for kind, holds in kinds.items() if not holds]:
-        raise ModelError(f"{path} does not say what was run: expected {wrong[0]}. It is damaged or not of a run.")
-
-
-def _predictions(path: Path, stage_sizes: Sequence[int], notes: list[str]) -> list[Arrays]:
-    found: list[Arrays] = []
-    for stage, num_seen in enumerate(accumulate(stage_sizes)):
-        if not (path / "predictions" / f"stage-{stage:03d}.safetensors").exists():
-            break
-        try:
-            arrays: Arrays = dict(Run(path).read_predictions(stage))
-            _require_classes(arrays, num_seen)
-        except ModelError as error:
-            notes.append(f"Predictions of stage {stage} and later are not shown: {error}")
-            break
-        found.append(arrays)
-    return found
-
-
-def _require_classes(arrays: Arrays, num_seen: int) -> None:
-    labels = arrays.get("labels")
-    if labels is None or "by_logits" not in arrays or not labels.size:
-        raise ModelError("labels or predictions are missing.")
-    for values in arrays.values():
-        if values.dtype.kind not in "iu" or values.shape != labels.shape or labels.ndim != 1:
-            raise ModelError("labels and predictions should be whole numbers, one of each for an image.")
-        if values.min() < 0 or values.max() >= num_seen:
-            raise ModelError(f"labels and predictions should lie in 0 to {num_seen - 1}.")
-    if len(np.unique(labels)) < num_seen:
-        raise ModelError("some class has no test image.")
-
-
-def _json(directory: Run, name: str, notes: list[str]) -> dict[str, Any]:
+def read_pictures(path: Path, stage: int) -> Arrays | None:
+    """Read the thumbnails stored after a stage; None where there are none, or those of another stage."""
     try:
-        return directory.read_json(name)
-    except ModelError:
-        notes.append(f"{name} is missing or damaged.")
-        return {}
-
-
-def _report(directory: Run, notes: list[str]) -> Report | None:
-    try:
-        report = directory.report()
-        if not 0 < len(report.num_seen) == len(report.own_overall):
-            raise ModelError("There should be an accuracy after each stage.")
-        return report
-    except ModelError:
-        notes.append("report.json is missing or damaged.")
+        arrays = read_arrays(path / "pictures.npz")
+        shapes = {"exemplar_classes": (len(arrays["exemplars"]),), "mistake_pairs": (len(arrays["mistakes"]), 2)}
+        for name in ("exemplars", "mistakes"):
+            _, height, width, channels = arrays[name].shape
+            if arrays[name].dtype != np.uint8 or not (0 < height <= 256 and 0 < width <= 256 and channels in (1, 3)):
+                return None
+        fits = int(arrays["stage"]) == stage and all(arrays[name].shape == shape for name, shape in shapes.items())
+        return arrays if fits else None
+    except Exception:  # as above
         return None
-
-
-def _exemplars(directory: Run, stage: int) -> list[list[int]] | None:
-    try:
-        return directory.read_exemplars(stage) if stage >= 0 else None
-    except CcfaError:
-        return None
-
-
-def _stage_rows(path: Path, notes: list[str]) -> list[dict[str, float]]:
-    try:
-        lines = read_file(path).decode().splitlines(keepends=True)
-        return [{name: as_number(text) for name, text in row.items() if name} for row in csv.DictReader(lines)]
-    except (OSError, ModelError, UnicodeDecodeError, csv.Error):
-        notes.append("stages.csv is missing or damaged.")
-        return []
-
-
-def _epochs(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Lines that are not whole are left out: a run may have been killed while it wrote one."""
-    try:
-        lines = read_file(path).decode(errors="replace").splitlines()
-    except (OSError, ModelError):
-        notes.append("metrics.jsonl is missing or damaged.")
-        return []
-    records = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        stage = record.get("stage") if isinstance(record, dict) else None
-        if isinstance(stage, int) and 0 <= stage < MAX_STAGES:
-            records.append(record)
-    return records
 
 
 def as_number(content: Any) -> float:
-    """A number from a file, NaN for what is none."""
+    """Return a number from a file, NaN for anything else."""
     try:
         return float(content)
     except (TypeError, ValueError, OverflowError):
         return math.nan
 
 
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _require_kinds(config: dict[str, Any], path: Path) -> None:
+    """Refuse a configuration that cannot be one, since everything else is read by it."""
+    experiment, resolved = (config.get(name) or {} for name in ("experiment", "resolved"))
+    if isinstance(experiment, dict) and isinstance(resolved, dict):
+        sizes, names = (resolved.get(name) or [] for name in ("stage_sizes", "class_names"))
+        if isinstance(names, list) and isinstance(sizes, list) and all(type(n) is int and n > 0 for n in sizes):
+            return
+    raise ModelError(
+        f"{path} does not say what was run: expected the objects experiment and resolved, and in the latter the lists "
+        "stage_sizes and class_names. It is damaged or not of a run."
+    )
+
+
+def _report(
+    directory: Run, planned: list[int]
+) -> tuple[list[int], dict[str, dict[str, float]], dict[str, list[float]]]:
+    """Read the report: classes seen, metrics and accuracies by rule, the method's own rule first."""
+    report: Report = directory.report()
+    metrics, overall = {"logits": report.metrics}, {"logits": report.overall}
+    if report.metrics_by_nearest_mean is not None and report.overall_by_nearest_mean is not None:
+        metrics["nearest_mean"], overall["nearest_mean"] = (
+            report.metrics_by_nearest_mean,
+            report.overall_by_nearest_mean,
+        )
+    rules = sorted(metrics, key=lambda rule: rule != report.own_rule.replace(" ", "_"))
+    num_seen = report.num_seen
+    grows = all(type(seen) is int and before < seen < 10**9 for before, seen in pairwise([0, *num_seen]))
+    if not num_seen or not grows or (planned and num_seen != planned[: len(num_seen)]):
+        raise ModelError("It should have the stages of config.json.")
+    if any(len(values) != len(num_seen) for values in overall.values()):
+        raise ModelError("There should be an accuracy after each stage.")
+    return num_seen, {rule: metrics[rule] for rule in rules}, {rule: overall[rule] for rule in rules}
+
+
+def _predictions(
+    directory: Run, num_seen: list[int], overall: dict[str, list[float]]
+) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """Read the labels and predictions of each stage; an error unless their accuracy is that of the report."""
+    found = []
+    for stage, seen in enumerate(num_seen):
+        rule = next(iter(overall))
+        arrays = directory.read_predictions(stage)
+        labels, predicted = arrays["labels"], arrays[f"by_{rule}"]
+        for values in (labels, predicted):
+            if values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= seen:
+                raise ModelError(f"Labels and predictions should be integers from 0 to {seen - 1}.")
+        if len(np.unique(labels)) < seen:
+            raise ModelError("Some class has no test image.")
+        if not math.isclose(accuracy(predicted, labels), overall[rule][stage], abs_tol=1e-9):
+            raise ModelError("The predictions are not those of the report.")
+        found.append((labels, predicted))
+    return found
+
+
+def _seconds(path: Path) -> list[float]:
+    lines = read_file(path).decode().splitlines(keepends=True)
+    return [as_number(row.get("seconds")) for row in csv.DictReader(lines)]
+
+
+def _epochs(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of metrics.jsonl; a line that is not whole is left out, since a run may be killed as it writes."""
+    records = []
+    for line in read_file(path).decode(errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and isinstance(record.get("stage"), int):
+            records.append(record)
+    return records

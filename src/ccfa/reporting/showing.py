@@ -16,7 +16,7 @@ from ccfa.experiments.first_stage import FirstStages
 from ccfa.experiments.stopping import stoppable
 from ccfa.learning.acceleration import Acceleration, describe_device
 from ccfa.reporting.page import report_line
-from ccfa.reporting.pictures import read_pictures
+from ccfa.reporting.rundata import read_pictures
 from ccfa.reporting.tables import metrics_table
 from ccfa.reporting.tensorboard import require_tensorboard, with_tensorboard
 from ccfa.reporting.terminal import Display

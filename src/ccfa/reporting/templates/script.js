@@ -35,7 +35,7 @@
 
   // Heat maps: the cell follows from the place.
   const cells = (chart) => {
-    const { values, names, unit, left, top, side } = chart.dataset;
+    const { values, names, left, top, side } = chart.dataset;
     const rows = values.split(";").map((row) => row.split(","));
     const [rowNames, columnNames] = JSON.parse(names);
     const cursor = chart.querySelector(".cursor");
@@ -45,7 +45,7 @@
       hide();
       cursor.classList.add("on");
       const value = rows[row][column];
-      return rowNames[row] + "\n" + columnNames[column] + "\n" + (value === "" ? "no value" : value + unit);
+      return rowNames[row] + "\n" + columnNames[column] + "\n" + (value === "" ? "no value" : value + " %");
     };
     chart.addEventListener("pointermove", (event) => {
       const place = new DOMPoint(event.clientX, event.clientY).matrixTransform(chart.getScreenCTM().inverse());
