@@ -9,7 +9,7 @@ from ccfa.experiments import Experiment
 from ccfa.experiments import feature_plane as module
 from ccfa.experiments.analyses import learner_after, reopen
 from ccfa.experiments.feature_plane import feature_plane
-from ccfa.experiments.presets import CCFA_PRESETS
+from ccfa.experiments.presets import ccfa_preset
 from digit_runs import CPU, created, digit_run
 
 
@@ -94,7 +94,7 @@ def test_ten_classes_are_drawn_of_more(tmp_path, seen_features, monkeypatch):
     assert len(set(drawn)) > 1
     plane = feature_plane(directory, num_features=50)
     assert {point["class"] for point in plane.points} <= set(plane.class_names)
-    assert {name: getattr(plane.ccfa, name) for name in CCFA_PRESETS["digits"]} == CCFA_PRESETS["digits"]
+    assert {name: getattr(plane.ccfa, name) for name in ccfa_preset("digits")} == ccfa_preset("digits")
 
 
 @pytest.mark.parametrize(
