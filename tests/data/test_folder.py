@@ -259,3 +259,10 @@ def test_methods_name_too_small_classes(tmp_path):
         write_noise(tmp_path / part / "bee", 1, seed=10 + len(part))
     with pytest.raises(DataError, match="'bee' has 1"):
         resolve(Experiment("bic", data=str(tmp_path), image_size=8, options=SMALL))
+
+
+def test_one_class_is_learned(tmp_path):
+    write_noise(tmp_path / "ant", 4, seed=0)
+    resolved = resolve(Experiment("finetune", data=str(tmp_path), image_size=8, options=SMALL))
+    assert "one class only" in resolved.notes[0]
+    assert [stage.num_new for stage in resolved.stages] == [1]

@@ -120,7 +120,7 @@ def test_folders_are_known_by_their_path(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["./nowhere", "~nobody-of-this-name/x", "a/" + "x" * 300])
 def test_missing_folders_are_data_errors(name):
-    with pytest.raises(DataError, match="cannot be listed"):
+    with pytest.raises(DataError, match="does not exist"):
         load(name)
 
 

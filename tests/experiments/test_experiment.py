@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_refused_before_training(changes, said):
 
 
 def test_a_folder_that_does_not_exist_is_a_data_error(tmp_path):
-    with pytest.raises(DataError, match="No such file"):
+    with pytest.raises(DataError, match="does not exist"):
         resolve(Experiment("podnet", data=str(tmp_path / "photos")))
 
 

@@ -149,6 +149,8 @@ def _full_range(values: NDArray[Any]) -> Pixels:
 
 def _class_folders(root: Path) -> dict[str, Path]:
     """The class folders by class name, sorted."""
+    if not os.path.exists(root):
+        raise DataError(f"{_shown(root)} does not exist. {_EXPECTED}")
     visible = _visible(root)
     loose = [path.name for path in visible if path.suffix.lower() in _ENDINGS and not os.path.isdir(path)]
     if loose:
