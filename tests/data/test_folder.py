@@ -100,12 +100,13 @@ def test_bad_files_are_listed_or_skipped(flat, monkeypatch):
     os.mkfifo(flat / "ant" / "pipe.png")
     (flat / "ant" / "gone.png").symlink_to("nowhere")
     (flat / "ant" / "zero.png").symlink_to("/dev/zero")
+    (flat / "ant" / "loop.png").symlink_to("loop.png")
     (flat / "ant" / "inner").mkdir()
     with open(os.fsencode(flat / "ant") + b"/\xff.png", "wb"):
         pass
     reasons = {name: reason for name, (_, reason) in files.items()}
     reasons |= {"pipe.png": "not a regular", "zero.png": "not a regular", "inner": "is a folder"}
-    reasons |= {"gone.png": "No such file", r"\udcff.png'": "not an image"}
+    reasons |= {"gone.png": "No such file", "loop.png": "cannot be read", r"\udcff.png'": "not an image"}
     with pytest.raises(DataError, match="skip-bad") as caught:
         load_folder(flat, image_size=8)
     lines = str(caught.value).splitlines()

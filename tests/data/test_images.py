@@ -61,6 +61,7 @@ LABELS = np.array([0, 1, 2, 0])
         (np.zeros((4, 4, 2, 2), np.uint8), r"1 or 3 channels, got uint8 \[4, 4, 2, 2\]"),
         (GOOD[:0], "at least one image"),
         (np.zeros((4, 3, 0, 2), np.uint8), "one pixel"),
+        (GOOD.tolist(), "got list"),
     ],
 )
 def test_wrong_images_are_refused(images, match):
@@ -80,6 +81,7 @@ def test_wrong_images_are_refused(images, match):
         (np.eye(4, 3, dtype=np.int64), r"got int64 \[4, 3\].*argmax"),
         (np.array([0, -1, 2, 0]), "from -1 to 2, expected 0 to 2"),
         (np.array([0, 1, 3, 0]), "from 0 to 3, expected 0 to 2"),
+        ([0, 1, 2, 0], "got list"),
     ],
 )
 def test_wrong_labels_are_refused(labels, match):

@@ -2,7 +2,6 @@
 
 import doctest
 import json
-import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -122,9 +121,3 @@ def test_folders_are_known_by_their_path(tmp_path, monkeypatch):
 def test_missing_folders_are_data_errors(name):
     with pytest.raises(DataError, match="does not exist"):
         load(name)
-
-
-def test_importing_stays_light():
-    code = "import sys, ccfa.data; print([name for name in ('PIL', 'sklearn') if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"

@@ -175,7 +175,8 @@ def _some(names: Sequence[str]) -> str:
 def _as_tensor(values: Array, what: str) -> Tensor:
     if isinstance(values, Tensor):
         return values
-    values = np.asarray(values)
+    if not isinstance(values, np.ndarray):
+        raise DataError(f"Expected {what} as a NumPy array or a tensor, got {type(values).__name__}.")
     if values.dtype.kind not in "iuf":
         raise DataError(f"Expected {what} as whole numbers, got an array of dtype {values.dtype}.")
     # A copy where torch cannot share the memory: read-only, negative strides, foreign byte order.
