@@ -47,7 +47,7 @@ def test_there_is_no_drawer_for_odds_and_ends():
         ("ccfa.cli", ["torch", "numpy", "sklearn", "PIL"]),
         ("ccfa.errors", ["torch", "numpy", "sklearn", "PIL", "rich"]),
         ("ccfa.evaluation", ["torch", "sklearn", "PIL", "rich"]),
-        ("ccfa.data", ["sklearn", "rich", "tyro"]),
+        ("ccfa.data", ["sklearn", "PIL", "rich", "tyro"]),
         ("ccfa.learning", ["sklearn", "rich", "tyro"]),
     ],
 )

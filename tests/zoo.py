@@ -112,7 +112,7 @@ def bad_files() -> dict[str, tuple[bytes, str]]:
         "half.png": (whole[: len(whole) // 2], broken),
         "flipped.png": (bytes(flipped), broken),
         "no-pixels.png": (png(8, 8), broken),
-        "wide.png": (png(13000, 13000), "13000 x 13000 pixels, at most 64 million"),
+        "wide.png": (png(13000, 13000), "13000 x 13000 pixels"),
         "wider.png": (png(20000, 20000), "decompression bomb"),
         "widest.png": (png(2**31 - 1, 2**31 - 1), "decompression bomb"),
         "comment-bomb.png": (

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ccfa.augmentation import CCFA, FeatureAugmentation, Samples, cross_class_features
-    from ccfa.data import ImageSet, Stage, load, split
+    from ccfa.data import ImageSet, Stage, load, register_data, split
     from ccfa.experiments import build_method
     from ccfa.learning import Learner
     from ccfa.methods import METHODS, Method, with_augmentation
@@ -24,6 +24,7 @@ _HOME = {
     "build_method": "experiments",
     "cross_class_features": "augmentation",
     "load": "data",
+    "register_data": "data",
     "split": "data",
     "with_augmentation": "methods",
 }
@@ -40,6 +41,7 @@ __all__ = [
     "build_method",
     "cross_class_features",
     "load",
+    "register_data",
     "split",
     "with_augmentation",
 ]

@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
-from ccfa.data.digits import load_digits_images
-from ccfa.data.transforms import DIGITS
+from ccfa.data.digits import DIGITS, load_digits_images
 
 
 def test_every_digit_is_in_exactly_one_part():

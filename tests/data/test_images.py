@@ -89,9 +89,9 @@ def test_wrong_labels_are_refused(labels, match):
         ImageSet(GOOD, labels, NAMES)
 
 
-@pytest.mark.parametrize("names", ["abc", (), ("a", "b", ""), ("a", "b", 3), ("a", "b", "a")])
+@pytest.mark.parametrize("names", ["abc", (), ("a", "b", ""), ("a", "b", 3), ("a", "b", "a"), ("a", "b", "\n")])
 def test_wrong_class_names_are_refused(names):
-    with pytest.raises(DataError, match="class name"):
+    with pytest.raises(DataError, match=r"(?i)class name"):
         ImageSet(GOOD, LABELS, names)
 
 
@@ -147,18 +147,18 @@ def test_hold_out_refuses_what_cannot_be_split():
         make([0, 0]).hold_out(0.5, seed=-1)
 
 
-def test_require_same_classes_names_what_is_missing():
+def test_missing_classes_are_named():
     whole = make([0, 1, 2])
     require_same_classes(whole, make([2, 1, 0, 0]))
     with pytest.raises(DataError, match="No test images of 'bee', 'cat'"):
         require_same_classes(whole, make([0, 0]))
     with pytest.raises(DataError, match="No train images of 'ant'"):
         require_same_classes(make([1, 2]), whole)
-    with pytest.raises(DataError, match="same names"):
+    with pytest.raises(DataError, match="same class names"):
         require_same_classes(whole, make([0, 1, 2], ("ant", "cat", "bee")))
 
 
-def test_a_fingerprint_sees_every_pixel_and_label_and_not_the_order_of_classes():
+def test_fingerprints_ignore_only_class_order():
     images = np.arange(6 * 3 * 4 * 4, dtype=np.uint8).reshape(6, 3, 4, 4)
     labels = np.array([0, 1, 2, 0, 1, 2])
     found = ImageSet(images, labels, ["a", "b", "c"])
@@ -177,7 +177,7 @@ def test_a_fingerprint_sees_every_pixel_and_label_and_not_the_order_of_classes()
     assert len({found.fingerprint, *(other.fingerprint for other in others)}) == 7
 
 
-def test_what_is_made_from_a_set_shares_its_images_and_its_digest(monkeypatch):
+def test_reordered_sets_share_images_and_digest(monkeypatch):
     images = make([0, 1, 2, 2])
     digests = []
     digest = ImageSet._digest
@@ -189,7 +189,7 @@ def test_what_is_made_from_a_set_shares_its_images_and_its_digest(monkeypatch):
     assert images.subset([0, 1]).fingerprint != images.fingerprint
 
 
-def test_there_is_one_copy_per_device_while_it_is_used():
+def test_one_copy_per_device_while_used():
     images = make([0, 1, 2, 2])
     copies = [images.to("meta"), images.reorder([2, 0, 1]).to("meta"), images.to("meta").reorder([1, 0, 2])]
     first, *others = (one.images for one in copies)

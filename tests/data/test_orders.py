@@ -11,8 +11,9 @@ def test_known_values():
     assert class_order("natural", 4, "digits") == (0, 1, 2, 3)
     assert class_order("seed-1993", 100, "cifar100")[:5] == (68, 56, 78, 8, 23)
     assert class_order("podnet-0", 100, "cifar100")[:5] == (87, 0, 52, 58, 44)
-    assert class_order("podnet", 100, "imagenet100") == class_order("seed-1993", 100, "imagenet100")
-    assert class_order("podnet", 1000, "imagenet1000") == class_order("seed-1993", 1000, "imagenet1000")
+    assert class_order("podnet", 100, "imagenet100")[-3:] == (49, 57, 33)
+    assert class_order("podnet", 1000, "imagenet1000")[:5] == (54, 7, 894, 512, 126)
+    assert class_order("podnet", 1000, "imagenet1000")[-3:] == (945, 697, 417)
     assert class_order("3, 1,2,0", 4, "digits") == (3, 1, 2, 0)
     assert class_order(np.array([1, 0]), 2, "digits") == (1, 0)
 
@@ -50,9 +51,9 @@ def test_imagenet_lists_are_recognised():
         ("seed-x", "digits", "Unknown class order"),
         ("seed-4294967296", "digits", "from 0 to 4294967295"),
         ("podnet-0", "digits", "cifar100 only, not for 'digits'"),
-        ("podnet", "cifar100", "imagenet100 and imagenet1000 only, not for 'cifar100'. Use 'podnet-0'"),
-        ("podnet-1", "imagenet100", "Use 'podnet'"),
-        ("podnet-0", "cifar100", "has 100 classes, got 4"),
+        ("podnet", "cifar100", "imagenet100 and imagenet1000 only"),
+        ("podnet-1", "imagenet100", "cifar100 only"),
+        ("podnet-0", "cifar100", "got 100 entries"),
     ],
 )
 def test_faults_are_named(name, data, match):

@@ -5,8 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from ccfa.data import transforms
-from ccfa.data.transforms import CIFAR100_PODNET, CIFAR100_UCIR, FOLDER, Transforms
+from ccfa.data import CIFAR100_PODNET, CIFAR100_UCIR, FOLDER, Transforms, transforms
 from ccfa.errors import UsageError
 
 

@@ -1,17 +1,16 @@
 """Data: labelled images, where they come from, class orders, stages and transforms."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ccfa.data.cifar100 import download_cifar100, find_cifar100, load_cifar100
-from ccfa.data.digits import load_digits_images
-from ccfa.data.folder import load_classes, load_folder
+from ccfa.data.cifar100 import CIFAR100_PODNET, CIFAR100_UCIR, CIFAR100_UNJITTERED, load_cifar100
+from ccfa.data.digits import DIGITS, load_digits_images
+from ccfa.data.folder import FOLDER
 from ccfa.data.images import ImageSet, require_same_classes
 from ccfa.data.orders import class_order, order_names
+from ccfa.data.registry import DATASETS, DataSet, data_set, describe_data_sets, register_data
 from ccfa.data.stages import Stage, parse_scenario, split
-from ccfa.data.transforms import CIFAR100_PODNET, CIFAR100_UCIR, CIFAR100_UNJITTERED, DIGITS, FOLDER, Transforms
-from ccfa.errors import unknown
+from ccfa.data.transforms import Transforms
 
 __all__ = [
     "CIFAR100_PODNET",
@@ -20,37 +19,32 @@ __all__ = [
     "DATASETS",
     "DIGITS",
     "FOLDER",
+    "DataSet",
     "ImageSet",
     "Loader",
     "Stage",
     "Transforms",
     "class_order",
-    "download_cifar100",
-    "find_cifar100",
+    "data_set",
+    "describe_data_sets",
     "load",
     "load_cifar100",
-    "load_classes",
     "load_digits_images",
-    "load_folder",
     "load_parts",
     "order_names",
     "parse_scenario",
+    "register_data",
     "require_same_classes",
     "split",
 ]
-
-DATASETS = {
-    "digits": "1,797 handwritten digits, 10 classes, 1 x 8 x 8; comes with scikit-learn",
-    "cifar100": "60,000 photos, 100 classes, 3 x 32 x 32; read from the data folder or downloaded to it",
-}
 
 Loader = Callable[[str, Path | None, int, bool, float], tuple[ImageSet, ImageSet]]
 """What takes the arguments of `load_parts` and returns its two sets."""
 
 
 def load(
-    name: str,
-    data_dir: Path | None = None,
+    name: str | Path,
+    data_dir: str | Path | None = None,
     *,
     image_size: int = 64,
     held_out: float = 0.2,
@@ -58,15 +52,29 @@ def load(
     skip_bad: bool = False,
     download: bool = True,
 ) -> tuple[ImageSet, ImageSet]:
-    """Train and test sets of "digits", "cifar100" or the folder at a path; other options are the folder's."""
-    if name == "digits":
-        return load_digits_images()
-    if name == "cifar100":
-        return load_cifar100(data_dir, download=download)
-    path = Path(name).expanduser()
-    if os.sep in name or path.exists():
-        return load_folder(path, image_size, held_out, seed, skip_bad)
-    raise unknown("data", name, [*DATASETS, "the path of a folder such as ./photos"])
+    """Load the train and the test set of a data set by name, or of an image folder by path.
+
+    Args:
+        name: "digits", "cifar100", a registered name (`register_data`), or the path of an image folder.
+        data_dir: Where CIFAR-100 is, or is downloaded to. By default this is $CCFA_DATA.
+        image_size: Width and height in pixels to which the images of a folder are resized.
+        held_out: The fraction of each class of a folder that becomes the test set if there is no test part.
+        seed: Decides which images of a folder are held out.
+        skip_bad: Leave out unreadable files of a folder instead of raising an error.
+        download: Download CIFAR-100 if it is missing.
+
+    >>> train, test = load("digits")
+    >>> train
+    ImageSet(1347 images 1x8x8, 10 classes, cpu)
+    """
+    return data_set(name).load(
+        data_dir=Path(data_dir) if data_dir else None,
+        image_size=image_size,
+        held_out=held_out,
+        seed=seed,
+        skip_bad=skip_bad,
+        download=download,
+    )
 
 
 def load_parts(

@@ -1,223 +1,164 @@
-"""CIFAR-100 from the official files, binary or Python version, checked down to the last pixel."""
+"""CIFAR-100 from the official binary edition, checked down to the last pixel."""
 
 import hashlib
 import http.client
-import logging
+import io
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+import tarfile
+import warnings
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ccfa.data.archives import fetch, read_members, require_digest, unpickle_arrays
+from ccfa.data.files import read_regular
 from ccfa.data.images import ImageSet
-from ccfa.errors import DataError
+from ccfa.data.registry import register_data
+from ccfa.data.transforms import Transforms
+from ccfa.errors import DataError, Notice
 
-_LOG = logging.getLogger(__name__)
-_URL = "https://www.cs.toronto.edu/~kriz/"
-_AGAIN = "Delete it and put the official files there, or let them be downloaded again."
-_PIXELS = 3 * 32 * 32
-_RECORD = 2 + _PIXELS  # coarse label, fine label, then red, green and blue planes row by row
-_FILES = {
-    "cifar-100-binary": ("train.bin", "test.bin", "fine_label_names.txt"),
-    "cifar-100-python": ("train", "test", "meta"),
-}
-
-Records = NDArray[np.uint8]  # [N, 3074]
-ReadFile = Callable[[str], bytes]
-
-
-@dataclass(frozen=True)
-class Archive:
-    """One of the official archives: its name, size and SHA-256."""
-
-    name: str
-    num_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Part:
-    """What train or test must contain; the digest does not depend on the order of the records."""
-
-    num_records: int
-    digest: str
-
-
-@dataclass(frozen=True)
-class Edition:
-    """The numbers by which the data set is recognised."""
-
-    train: Part
-    test: Part
-    num_classes: int
-    names_digest: str
-    archives: tuple[Archive, ...]
-
-
-OFFICIAL = Edition(
-    train=Part(50_000, "7077d87fc363f92dbf1245f13ba80561d7b33a96c79ad57168d49dc172aaa92b"),
-    test=Part(10_000, "96adb3db8da7632dbb350559a17b9f585fab5b17675de5fc8f6761384196b294"),
-    num_classes=100,
-    names_digest="fbe8ad23bbaf24969898a386833b49c3aaf6ad1119d43f7b41cdea1b3416d578",
-    archives=(
-        Archive(
-            "cifar-100-binary.tar.gz",
-            168_513_733,
-            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        ),
-        Archive(
-            "cifar-100-python.tar.gz",
-            169_001_437,
-            "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-        ),
-    ),
+# Each published code base has its own constants; UCIR's std is the mean of the stds within single images.
+CIFAR100_PODNET = Transforms(
+    (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), padding=4, flip=True, brightness=63 / 255
 )
+CIFAR100_UNJITTERED = replace(CIFAR100_PODNET, brightness=0.0)  # iCaRL's, BiC's and GDumb's in PODNet's code base
+CIFAR100_UCIR = Transforms((0.5071, 0.4866, 0.4409), (0.2009, 0.1984, 0.2023), padding=4, flip=True)
 
-
-def records_digest(records: Records) -> str:
-    """SHA-256 over the sorted SHA-256 digests of all records."""
-    digests = sorted(hashlib.sha256(record.tobytes()).digest() for record in records)
-    return hashlib.sha256(b"".join(digests)).hexdigest()
-
-
-def names_digest(names: tuple[str, ...]) -> str:
-    """SHA-256 over the class names, one a line."""
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()
+FOLDER_NAME = "cifar-100-binary"
+ARCHIVE_NAME = f"{FOLDER_NAME}.tar.gz"
+URL = f"https://www.cs.toronto.edu/~kriz/{ARCHIVE_NAME}"
+ARCHIVE_BYTES = 168_513_733
+ARCHIVE_SHA256 = "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
+RECORD = 2 + 3 * 32 * 32  # coarse label, fine label, then red, green and blue planes row by row
+TRAIN, TEST, NAMES = FILES = ("train.bin", "test.bin", "fine_label_names.txt")
+NUM_BYTES = {TRAIN: 50_000 * RECORD, TEST: 10_000 * RECORD, NAMES: 10_000}  # of the names: at most
+DIGESTS = {
+    TRAIN: "7077d87fc363f92dbf1245f13ba80561d7b33a96c79ad57168d49dc172aaa92b",
+    TEST: "96adb3db8da7632dbb350559a17b9f585fab5b17675de5fc8f6761384196b294",
+    NAMES: "fbe8ad23bbaf24969898a386833b49c3aaf6ad1119d43f7b41cdea1b3416d578",
+}
 
 
 def find_cifar100(data_dir: Path | None = None) -> Path | None:
     """The folder or archive that would be read from `data_dir` or $CCFA_DATA; None where there is none."""
     root = _root(data_dir)
-    if root is None:
-        return None
-    candidates = [root / name for name in _FILES] + [root / archive.name for archive in OFFICIAL.archives]
-    if any(all((root / name).is_file() for name in names) for names in _FILES.values()):
+    if root is None or all(os.path.isfile(root / name) for name in FILES):
         return root
-    return next((path for path in candidates if path.exists()), None)
+    return next((root / name for name in (FOLDER_NAME, ARCHIVE_NAME) if os.path.exists(root / name)), None)
 
 
-def load_cifar100(
-    data_dir: Path | None = None, *, download: bool = True, edition: Edition = OFFICIAL
-) -> tuple[ImageSet, ImageSet]:
-    """Train and test sets with fine labels, found in `data_dir` or $CCFA_DATA, or else downloaded there."""
-    found = find_cifar100(data_dir)
+@register_data("cifar100", scenario="B50-inc10", order="podnet-0", find=find_cifar100)
+def load_cifar100(data_dir: Path | None = None, *, download: bool = True) -> tuple[ImageSet, ImageSet]:
+    """60,000 photos, 100 classes, 3 x 32 x 32; cifar-100-binary.tar.gz in the data folder, or downloaded to it
+
+    The train and the test set have fine labels. The archive, packed or unpacked, is looked for in `data_dir` or
+    $CCFA_DATA, and downloaded there if it is missing and `download` is true. Records may be in any order.
+    """
+    root, found = _root(data_dir), find_cifar100(data_dir)
     if found is None:
-        if not download:
-            raise DataError(f"CIFAR-100 was not found. {_where_to_put(_root(data_dir))}")
-        found = download_cifar100(data_dir, edition=edition)
-    train, test, names = _read(found, edition)
-    if len(names) != edition.num_classes or names_digest(names) != edition.names_digest:
-        raise DataError(f"The class names in {found} are altered. {_AGAIN}")
-    return _image_set(train, names), _image_set(test, names)
-
-
-def download_cifar100(
-    data_dir: Path | None = None, *, edition: Edition = OFFICIAL, opener: Callable[..., Any] = urlopen
-) -> Path:
-    """Fetch the binary archive into `data_dir` or $CCFA_DATA and check it; the path it now has."""
-    root = _root(data_dir)
-    if root is None:
-        raise DataError(f"CIFAR-100 was not found and no folder to download it to is known. {_where_to_put(None)}")
-    archive = edition.archives[0]
-    _LOG.warning("Downloading %s (%d MB) from %s to %s", archive.name, archive.num_bytes // 10**6, _URL, root)
+        if root and (python := _python_edition(root)):
+            raise DataError(
+                f"{python} is the Python edition of CIFAR-100, and only the binary one is read. {_get(root)}"
+            )
+        if root is None or not download:
+            raise DataError(f"CIFAR-100 was not found. {_get(root)}")
+        found = download_cifar100(root)
     try:
-        fetch(_URL + archive.name, root / archive.name, archive.num_bytes, archive.sha256, opener=opener)
-    except (OSError, http.client.HTTPException) as error:
-        raise DataError(f"CIFAR-100 could not be downloaded: {error}. {_where_to_put(root)}") from error
-    return root / archive.name
+        packed = found.name == ARCHIVE_NAME
+        contents = _unpacked(read_regular(found, ARCHIVE_BYTES)) if packed else _read_folder(found)
+        names = tuple(contents[NAMES].decode("utf-8", "replace").split())
+        if hashlib.sha256("\n".join(names).encode()).hexdigest() != DIGESTS[NAMES]:
+            raise DataError(f"holds altered class names in {NAMES}")
+        train, test = (_image_set(contents.pop(name), name, names) for name in (TRAIN, TEST))
+    except DataError as error:
+        raise DataError(f"{found} {error}. Delete it. {_get(root)}") from error
+    return train, test
+
+
+def download_cifar100(data_dir: Path | None = None) -> Path:
+    """Download the archive into `data_dir` or $CCFA_DATA; it appears there only once complete and checked."""
+    root = _root(data_dir)
+    if root is None or str(root).startswith("~"):  # a user that does not exist
+        raise DataError(f"No folder to download CIFAR-100 to is known. {_get(None)}")
+    warnings.warn(Notice(f"Downloading {URL} ({ARCHIVE_BYTES // 10**6} MB) to {root}"), stacklevel=2)
+    partial = root / f".{ARCHIVE_NAME}.{os.getpid()}.part"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file, urlopen(URL, timeout=60) as response:
+            content = response.read(ARCHIVE_BYTES + 1)  # one more, so that a longer answer is noticed
+            _require_official(content)
+            file.write(content)
+        partial.replace(root / ARCHIVE_NAME)
+    except (OSError, http.client.HTTPException, DataError) as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise DataError(f"The download of CIFAR-100 failed: {error}. {_get(root)}") from error
+    return root / ARCHIVE_NAME
+
+
+def records_digest(records: NDArray[np.uint8]) -> str:
+    """SHA-256 over the sorted SHA-256 digests of all records: the order of the records does not matter."""
+    return hashlib.sha256(b"".join(sorted(hashlib.sha256(record.data).digest() for record in records))).hexdigest()
 
 
 def _root(data_dir: Path | None) -> Path | None:
     chosen = data_dir or os.environ.get("CCFA_DATA")
-    return Path(chosen).expanduser() if chosen else None
+    return Path(os.path.expanduser(chosen)) if chosen else None
 
 
-def _where_to_put(root: Path | None) -> str:
+def _get(root: Path | None) -> str:
     folder = f"into {root}" if root else "into a folder DIR and give --data-dir DIR, or set CCFA_DATA=DIR"
-    names = " or ".join(archive.name for archive in OFFICIAL.archives)
-    return f"Put {names} from {_URL} (as it is or unpacked) {folder}."
+    return f"Get {URL} and put it (as it is or unpacked) {folder}."
 
 
-def _read(found: Path, edition: Edition) -> tuple[Records, Records, tuple[str, ...]]:
-    archive = next((archive for archive in edition.archives if archive.name == found.name), None)
-    if archive:
-        require_digest(found, archive.num_bytes, archive.sha256)
-        folder = archive.name.removesuffix(".tar.gz")
-        names = [f"{folder}/{name}" for name in _FILES[folder]]
-        num_records = edition.train.num_records + edition.test.num_records
-        members = read_members(found, names, max_bytes=2 * num_records * _RECORD + 10**6)
-
-        def read(name: str) -> bytes:
-            return members.pop(f"{folder}/{name}")
-
-        binary = folder == "cifar-100-binary"
-    else:
-
-        def read(name: str) -> bytes:
-            return _read_file(found / name)
-
-        binary = found.name == "cifar-100-binary" or (found / "train.bin").exists()
-    records = _binary_records if binary else _python_records
-    names_of = _binary_names if binary else _python_names
-    suffix = ".bin" if binary else ""
-    train = _checked(records(read, f"train{suffix}", edition.train), f"{found}: train", edition.train)
-    test = _checked(records(read, f"test{suffix}", edition.test), f"{found}: test", edition.test)
-    return train, test, names_of(read)
+def _python_edition(root: Path) -> Path | None:
+    if all(os.path.isfile(root / name) for name in ("train", "test", "meta")):
+        return root
+    candidates = (root / "cifar-100-python", root / "cifar-100-python.tar.gz")
+    return next((path for path in candidates if os.path.exists(path)), None)
 
 
-def _read_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"CIFAR-100 file {path} cannot be read: {error.strerror}. {_AGAIN}") from error
+def _read_folder(folder: Path) -> dict[str, bytes]:
+    contents = {}
+    for name in FILES:
+        try:
+            contents[name] = read_regular(folder / name, NUM_BYTES[name])
+        except DataError as error:
+            raise DataError(f"cannot be used: {name} {error}") from error
+    return contents
 
 
-def _binary_records(read: ReadFile, name: str, part: Part) -> Records:
-    content = read(name)
-    expected = part.num_records * _RECORD
-    if len(content) != expected:
-        raise DataError(f"{name} is truncated or altered: expected {expected} bytes, found {len(content)}. {_AGAIN}")
-    return np.frombuffer(content, dtype=np.uint8).reshape(-1, _RECORD)
+def _unpacked(archive: bytes) -> dict[str, bytes]:
+    """The contents of the three files that are needed; nothing is written to disk."""
+    _require_official(archive)
+    contents = {}
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r|gz") as members:
+        for member in members:
+            name = member.name.removeprefix(f"{FOLDER_NAME}/")
+            file = members.extractfile(member) if name in FILES and member.isreg() else None
+            if file is not None:
+                contents[name] = file.read(NUM_BYTES[name])
+    if missing := sorted(set(FILES) - set(contents)):
+        raise DataError(f"lacks {', '.join(missing)}")
+    return contents
 
 
-def _binary_names(read: ReadFile) -> tuple[str, ...]:
-    return tuple(read("fine_label_names.txt").decode("utf-8", "replace").split())
-
-
-def _python_records(read: ReadFile, name: str, part: Part) -> Records:
-    loaded = unpickle_arrays(read(name), name)
-    try:
-        pixels, coarse, fine = (np.asarray(loaded[key]) for key in ("data", "coarse_labels", "fine_labels"))
-        labels = np.stack([coarse, fine], axis=1)
-    except (KeyError, ValueError) as error:
-        raise DataError(f"{name} lacks pixels or labels of equal length ({error}). {_AGAIN}") from error
-    if pixels.dtype != np.uint8 or pixels.shape != (part.num_records, _PIXELS) or len(labels) != len(pixels):
+def _require_official(archive: bytes) -> None:
+    found = hashlib.sha256(archive).hexdigest()
+    if found != ARCHIVE_SHA256:
         raise DataError(
-            f"{name} is truncated or altered: expected uint8 pixels {[part.num_records, _PIXELS]} with "
-            f"as many labels, found {pixels.dtype} {list(pixels.shape)} and {len(labels)} labels. {_AGAIN}"
+            f"is truncated or altered: expected {ARCHIVE_BYTES} bytes with SHA-256 {ARCHIVE_SHA256}, "
+            f"found {len(archive)} with {found}"
         )
-    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() > 255:
-        raise DataError(f"{name} is altered: expected labels from 0 to 99. {_AGAIN}")
-    return np.concatenate([labels.astype(np.uint8), pixels], axis=1)
 
 
-def _python_names(read: ReadFile) -> tuple[str, ...]:
-    names = unpickle_arrays(read("meta"), "meta").get("fine_label_names", ())
-    return tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names)
-
-
-def _checked(records: Records, what: str, part: Part) -> Records:
-    found = records_digest(records)
-    if found != part.digest:
-        raise DataError(f"{what} is altered: expected digest {part.digest}, found {found}. {_AGAIN}")
-    return records
-
-
-def _image_set(records: Records, names: tuple[str, ...]) -> ImageSet:
-    pixels = records[:, 2:].reshape(-1, 3, 32, 32)
-    return ImageSet(pixels, records[:, 1].astype(np.int64), names)
+def _image_set(content: bytes, name: str, class_names: tuple[str, ...]) -> ImageSet:
+    if len(content) != NUM_BYTES[name]:
+        raise DataError(f"is truncated: expected {NUM_BYTES[name]} bytes in {name}, found {len(content)}")
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD)
+    if records_digest(records) != DIGESTS[name]:
+        raise DataError(f"is altered: {name} does not hold the records of CIFAR-100")
+    return ImageSet(records[:, 2:].reshape(-1, 3, 32, 32), records[:, 1].astype(np.int64), class_names)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.utils.weak import TensorWeakRef
 from ccfa.errors import DataError, UsageError
 
 Array = Tensor | NDArray[Any]
+_UNREADABLE = ("Cc", "Cs", "Zl", "Zp")  # controls, surrogates, separators of lines; joiners (Cf) are part of words
 _COPYING = threading.Lock()  # runs of a sweep are threads: one copies, the others wait for its copy
 
 
@@ -39,7 +42,7 @@ class ImageSet:
         self.class_names = _checked_names(class_names)
         if len(self.images) != len(self.labels):
             raise DataError(
-                f"Got {len(self.images)} images but {len(self.labels)} labels; expected one label an image."
+                f"Got {len(self.images)} images but {len(self.labels)} labels; expected one label per image."
             )
         low, high = (int(value) for value in torch.aminmax(self.labels))
         if low < 0 or high >= self.num_classes:
@@ -118,7 +121,8 @@ class ImageSet:
 
     def _digest(self) -> str:
         names = sorted(self.class_names)
-        rank = torch.tensor([names.index(name) for name in self.class_names])
+        ranks = {name: rank for rank, name in enumerate(names)}
+        rank = torch.tensor([ranks[name] for name in self.class_names])
         digest = hashlib.sha256(repr((tuple(self.images.shape), names)).encode())
         digest.update(rank[self.labels.cpu()].numpy().data)
         digest.update(self.images.cpu().contiguous().numpy().data)
@@ -134,8 +138,8 @@ class ImageSet:
         random = np.random.RandomState(seed)
         labels = self.labels.cpu().numpy()
         held = np.zeros(len(labels), dtype=bool)
-        for label in np.unique(labels):
-            rows = np.flatnonzero(labels == label)
+        occurring, starts = np.unique(np.sort(labels), return_index=True)
+        for label, rows in zip(occurring, np.split(np.argsort(labels, kind="stable"), starts[1:]), strict=True):
             if len(rows) < 2:
                 raise DataError(
                     f"Class {self.class_names[label]!r} has 1 image, expected at least 2: one to learn from "
@@ -150,22 +154,21 @@ class ImageSet:
 def require_same_classes(train: ImageSet, test: ImageSet) -> None:
     """Check that both sets name the same classes and that each class has images in both."""
     if train.class_names != test.class_names:
+        only_train, only_test = (
+            sorted(set(a.class_names) - set(b.class_names)) for a, b in ((train, test), (test, train))
+        )
         raise DataError(
-            f"Train names the classes {_some(train.class_names)} and test {_some(test.class_names)}; "
-            "expected the same names in the same order."
+            "Train and test must have the same class names in the same order; "
+            f"only in train: {_some(only_train)}, only in test: {_some(only_test)}."
         )
     for part, images in (("train", train), ("test", test)):
         counts = torch.bincount(images.labels, minlength=images.num_classes).tolist()
-        missing = [name for name, count in zip(images.class_names, counts, strict=True) if count == 0]
-        if missing:
-            raise DataError(
-                f"No {part} images of {_some(missing)}; expected at least one of each of the "
-                f"{images.num_classes} classes. Add images or leave the class out of both parts."
-            )
+        if missing := [name for name, count in zip(images.class_names, counts, strict=True) if count == 0]:
+            raise DataError(f"No {part} images of {_some(missing)}. Add images or leave the class out of both parts.")
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:10])
+    shown = ", ".join(repr(name) for name in names[:10]) or "none"
     return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
 
 
@@ -213,7 +216,8 @@ def _checked_names(class_names: Iterable[str]) -> tuple[str, ...]:
     wrong = [name for name in names if not isinstance(name, str) or not name]
     if isinstance(class_names, str) or wrong or not names:
         raise DataError(f"Expected class names as a list of non-empty strings, got {class_names!r}.")
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
+    if unreadable := [name for name in names if any(unicodedata.category(letter) in _UNREADABLE for letter in name)]:
+        raise DataError(f"Class names must not hold control characters or bytes that are not UTF-8: {unreadable[0]!a}.")
+    if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
         raise DataError(f"Expected every class name once, got these repeated: {_some(repeated)}.")
     return names

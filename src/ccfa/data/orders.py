@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ccfa.errors import UsageError, unknown
+from ccfa.errors import UsageError, choose, unknown
+
+_IMAGENET = {"imagenet100": 100, "imagenet1000": 1000}  # several subsets are called ImageNet-100: this is PODNet's
+_ON_CIFAR = ("podnet-0", "podnet-1", "podnet-2")
 
 
 @cache
@@ -24,10 +27,8 @@ def order_names() -> dict[str, str]:
     return {
         "natural": "classes in the order of their labels",
         "seed-N": "a random order by NumPy's RandomState(N); seed-1993 is the one most papers use",
-        "podnet-0": "the first of PODNet's three orders (cifar100 only)",
-        "podnet-1": "the second of PODNet's three orders (cifar100 only)",
-        "podnet-2": "the third of PODNet's three orders (cifar100 only)",
-        "podnet": "PODNet's order (imagenet100 and imagenet1000 only)",
+        **{name: f"number {name[-1]} of PODNet's three orders (cifar100 only)" for name in _ON_CIFAR},
+        "podnet": "PODNet's order, which is seed-1993 (imagenet100 and imagenet1000 only)",
         "3,1,2,0": "any order, as a list of labels",
     }
 
@@ -37,28 +38,32 @@ def class_order(name: str | Sequence[int], num_classes: int, data: str) -> tuple
     if not isinstance(name, str):
         return _checked([int(label) for label in name], num_classes)
     text = name.strip()
+    fits = _IMAGENET if text == "podnet" else ["cifar100"]
+    if text in ("podnet", *_ON_CIFAR) and data not in fits:
+        raise UsageError(f"Class order {text!r} exists for {' and '.join(fits)} only, not for {data!r}.")
+    if text in _ON_CIFAR:
+        return _checked(_published()["cifar100"][_ON_CIFAR.index(text)], num_classes)
     if text == "natural":
         return tuple(range(num_classes))
-    if seeded := re.fullmatch(r"seed-(\d{1,10})", text, re.ASCII):
+    if seeded := re.fullmatch(r"seed-(\d{1,10})", "seed-1993" if text == "podnet" else text, re.ASCII):
         return _shuffled(int(seeded[1]), num_classes)
-    if text in ("podnet", "podnet-0", "podnet-1", "podnet-2"):
-        return _podnet(text, num_classes, data)
     if re.fullmatch(r"[-+\d\s,]+", text, re.ASCII):
-        return _checked(_labels(text), num_classes)
+        try:
+            return _checked([int(label) for label in text.split(",")], num_classes)
+        except ValueError:
+            raise UsageError(f'Cannot read the class order {text!r}; expected labels such as "3,1,2,0".') from None
     raise unknown("class order", text, order_names())
 
 
 def wnids(name: str) -> tuple[str, ...]:
     """The WordNet ids of "imagenet100" (PODNet's: the first hundred) or "imagenet1000", in label order."""
-    if name not in ("imagenet100", "imagenet1000"):
-        raise unknown("ImageNet class list", name, ["imagenet100", "imagenet1000"])
-    return tuple(_published()[f"{name}_wnids"])
+    return tuple(_published()["imagenet_wnids"][: choose("ImageNet class list", name, _IMAGENET)])
 
 
 def recognise_imagenet(class_names: Iterable[str]) -> str | None:
-    """Which ImageNet class list these class names are, if any: several subsets are called ImageNet-100."""
+    """Which ImageNet class list these class names are, if any."""
     names = tuple(class_names)
-    return next((name for name in ("imagenet100", "imagenet1000") if wnids(name) == names), None)
+    return next((name for name in _IMAGENET if wnids(name) == names), None)
 
 
 def _shuffled(seed: int, num_classes: int) -> tuple[int, ...]:
@@ -67,28 +72,6 @@ def _shuffled(seed: int, num_classes: int) -> tuple[int, ...]:
     order = np.arange(num_classes)
     np.random.RandomState(seed).shuffle(order)  # the legacy stream: published orders were drawn from it
     return tuple(order.tolist())
-
-
-def _podnet(name: str, num_classes: int, data: str) -> tuple[int, ...]:
-    on_imagenet = data in ("imagenet100", "imagenet1000")
-    if name == "podnet" and on_imagenet:
-        order = _published()[data]
-    elif name != "podnet" and data == "cifar100":
-        order = _published()["cifar100"][int(name.removeprefix("podnet-"))]
-    else:
-        fits = "imagenet100 and imagenet1000" if name == "podnet" else "cifar100"
-        instead = {"cifar100": "'podnet-0'"}.get(data, "'podnet'" if on_imagenet else "'seed-1993'")
-        raise UsageError(f"Class order {name!r} exists for {fits} only, not for {data!r}. Use {instead}.")
-    if len(order) != num_classes:
-        raise UsageError(f"Class order {name!r} of {data} has {len(order)} classes, got {num_classes} classes.")
-    return tuple(order)
-
-
-def _labels(text: str) -> list[int]:
-    try:
-        return [int(label) for label in text.split(",")]
-    except ValueError:
-        raise UsageError(f'Cannot read the class order {text!r}; expected whole numbers such as "3,1,2,0".') from None
 
 
 def _checked(order: list[int], num_classes: int) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """The stages in which classes arrive: old classes first, labels contiguous."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import index
 
 from ccfa.errors import UsageError
 
@@ -22,13 +23,19 @@ class Stage:
 
 
 def split(num_classes: int, initial: int, increment: int | Sequence[int]) -> tuple[Stage, ...]:
-    """The stages of `num_classes`: `initial` classes, then `increment` at a time or the sizes listed."""
+    """The stages of `num_classes`: `initial` classes first, then `increment` at a time or the sizes listed.
+
+    >>> [stage.num_new for stage in split(10, 5, 2)]
+    [5, 2, 2, 1]
+    """
+    num_classes, initial = index(num_classes), index(initial)
     if not 1 <= initial <= num_classes:
         raise UsageError(f"The first stage must have from 1 to all {num_classes} classes, got {initial}.")
     rest = num_classes - initial
-    if isinstance(increment, int):
+    if not isinstance(increment, Iterable):
+        increment = index(increment)
         if increment < 1:
-            raise UsageError(f"The increment must be at least 1 class a stage, got {increment}.")
+            raise UsageError(f"The increment must be at least 1 class per stage, got {increment}.")
         if increment > rest > 0:
             raise UsageError(
                 f"An increment of {increment} does not fit: after {initial} of {num_classes} classes only "
@@ -36,7 +43,7 @@ def split(num_classes: int, initial: int, increment: int | Sequence[int]) -> tup
             )
         sizes = [min(increment, rest - done) for done in range(0, rest, increment)]
     else:
-        sizes = list(increment)
+        sizes = [index(size) for size in increment]
         if min(sizes, default=1) < 1:
             raise UsageError(f"Every stage must have at least 1 class, got the sizes {[initial, *sizes]}.")
         if sum(sizes) != rest:
@@ -54,15 +61,12 @@ def parse_scenario(text: str, num_classes: int) -> tuple[Stage, ...]:
     """The stages of a scenario such as "B50-inc10", "B0-inc10" (no larger first stage) or "5,2,2,1"."""
     named = re.fullmatch(r"B(\d{1,9})-inc(\d{1,9})", text.strip(), re.IGNORECASE | re.ASCII)
     if named:
-        initial, increment = int(named[1]), int(named[2])
-        if increment < 1:
-            raise UsageError(f"Scenario {text!r}: the increment must be at least 1 class a stage.")
-        return split(num_classes, initial or increment, increment)
+        return split(num_classes, int(named[1]) or int(named[2]), int(named[2]))
     try:
         first, *others = (int(size) for size in text.split(","))
     except ValueError:
         raise UsageError(
-            f"Cannot read the scenario {text!r}. Expected B<classes of the first stage>-inc<classes a stage> "
+            f"Cannot read the scenario {text!r}. Expected B<classes of the first stage>-inc<classes per stage> "
             'such as "B50-inc10" or "B0-inc10", or the size of every stage such as "5,2,2,1".'
         ) from None
     return split(num_classes, first, others)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -109,13 +109,3 @@ class Transforms:
     def test(self, images: Tensor) -> Tensor:
         """Images as they are predicted: normalised only."""
         return normalise(images, self.mean, self.std)
-
-
-# Each published code base has its own constants; UCIR's std is the mean of the stds within single images.
-CIFAR100_PODNET = Transforms(
-    (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), padding=4, flip=True, brightness=63 / 255
-)
-CIFAR100_UNJITTERED = replace(CIFAR100_PODNET, brightness=0.0)  # iCaRL's, BiC's and GDumb's in PODNet's code base
-CIFAR100_UCIR = Transforms((0.5071, 0.4866, 0.4409), (0.2009, 0.1984, 0.2023), padding=4, flip=True)
-DIGITS = Transforms((0.3063,), (0.3766,), padding=1)  # no flip: a mirrored digit is not that digit
-FOLDER = Transforms((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), padding=4, flip=True, brightness=63 / 255)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.errors import UsageError, choose, unknown
 from ccfa.experiments.options import decode_options
-from ccfa.experiments.presets import CCFA_PRESETS, preset
+from ccfa.experiments.presets import ccfa_preset, preset
 from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_image_augmentation, with_memory
 from ccfa.methods.method import no_auxiliary_classes
 
@@ -50,7 +50,7 @@ def _ccfa(experiment: "Experiment") -> list[CCFA]:
     if "phases" in balanced:
         raise UsageError("ccfa.balanced.phases has no meaning: these options are those of the balanced phase.")
     everywhere = {name: text for name, text in given.items() if not name.startswith("balanced.")}
-    plug_in = CCFA(**CCFA_PRESETS.get(experiment.data, {}) | decode_options(everywhere, CCFA, "ccfa"))
+    plug_in = CCFA(**ccfa_preset(experiment.data) | decode_options(everywhere, CCFA, "ccfa"))
     if not balanced:
         return [plug_in]
     others = tuple(name for name in plug_in.phases if name != "balanced")

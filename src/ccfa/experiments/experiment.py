@@ -14,7 +14,7 @@ from ccfa.data.orders import recognise_imagenet
 from ccfa.errors import DataError, ModelError, UsageError, unknown
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.options import describe, plain
-from ccfa.experiments.presets import DEFAULT_ORDER, default_scenario
+from ccfa.experiments.presets import default_scenario
 from ccfa.methods import Method
 from ccfa.methods.method import EVERYTHING
 
@@ -162,7 +162,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
         notes.append(f"Accuracies are on {len(test)} images held out from training, not on the test set.")
     if train.num_classes == 1:
         notes.append("There is one class only, so every prediction is right and nothing can be forgotten.")
-    order_name = experiment.order or DEFAULT_ORDER.get(experiment.data, "natural")
+    order_name = experiment.order or datasets.data_set(experiment.data).order
     order = datasets.class_order(
         order_name, train.num_classes, recognise_imagenet(train.class_names) or experiment.data
     )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ccfa.data import parse_scenario
+from ccfa.data import data_set, parse_scenario
 from ccfa.errors import ModelError, Notice, ResourceError
 from ccfa.evaluation import Report
 from ccfa.evaluation.report import mean_and_spread
@@ -18,7 +18,7 @@ from ccfa.experiments.building import experiment_method
 from ccfa.experiments.cells import NUM_CLASSES, Cell, Setting, Table, experiment_for, setting_of
 from ccfa.experiments.experiment import Experiment, experiment_of
 from ccfa.experiments.options import describe
-from ccfa.experiments.presets import DEFAULT_ORDER, default_scenario
+from ccfa.experiments.presets import default_scenario
 from ccfa.experiments.tables import TABLES
 from ccfa.experiments.workload import workload
 from ccfa.files import write_atomically
@@ -43,7 +43,7 @@ class Result(NamedTuple):
     @property
     def order(self) -> str:
         """The name of the class order."""
-        return self.experiment.order or DEFAULT_ORDER[self.experiment.data]
+        return self.experiment.order or data_set(self.experiment.data).order
 
     @property
     def gpu_minutes(self) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import ccfa
-from ccfa.data import find_cifar100
+from ccfa.data import DATASETS
 
 PACKAGES = ("numpy", "scikit-learn", "safetensors", "tyro", "rich", "pillow", "jinja2")
 
@@ -40,14 +40,9 @@ def _devices() -> Iterator[str]:
 
 
 def _data(data_dir: Path | None) -> Iterator[str]:
-    yield "digits: comes with scikit-learn"
-    found = find_cifar100(data_dir)
-    if found:
-        yield f"cifar100: {found}"
-    else:
-        where = data_dir or os.environ.get("CCFA_DATA")
-        looked = f"not in {where}" if where else "no --data-dir and no $CCFA_DATA"
-        yield (
-            f"cifar100: {looked}. Put cifar-100-binary.tar.gz or cifar-100-python.tar.gz there, unpacked or not; "
-            f"with a network, ccfa run --data cifar100 --data-dir DIR downloads it."
-        )
+    where = data_dir or os.environ.get("CCFA_DATA")
+    looked = f"not in {where}" if where else "no --data-dir and no $CCFA_DATA"
+    for name, data in DATASETS.items():
+        found = data.find(data_dir) if data.find else None
+        missing = f"{looked}. " if data.find else ""
+        yield f"{name}: {found or missing + data.description}"

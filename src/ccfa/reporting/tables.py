@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ccfa.augmentation import CCFA, MIXES
-from ccfa.data import DATASETS, order_names
+from ccfa.data import describe_data_sets, order_names
 from ccfa.evaluation import DEFINITIONS, Report
 from ccfa.experiments.options import schema
 from ccfa.experiments.presets import SCENARIOS
@@ -103,7 +103,7 @@ def catalogue(what: str) -> list[Table]:
         factories: dict[str, Callable[..., Any]] = {**METHODS, "ccfa": CCFA, **MIXES}
         return [_options(name, function) for name, function in factories.items()]
     names: dict[str, Mapping[str, str]] = {
-        "datasets": {**DATASETS, "PATH": "an image folder: train/<class>/ and test/<class>/, or <class>/"},
+        "datasets": describe_data_sets(),
         "scenarios": SCENARIOS,
         "orders": order_names(),
         "backbones": {name: str(builder) for name, builder in BACKBONES.items()},

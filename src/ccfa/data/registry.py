@@ -1,0 +1,140 @@
+"""The data sets: the name of each, how it is loaded, and what experiments on it use by default."""
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ccfa.data.folder import FOLDER_METHOD_OPTIONS, FOLDER_OPTIONS, load_folder
+from ccfa.data.images import ImageSet
+from ccfa.errors import UsageError, unknown
+
+ENTRY_POINTS = "ccfa.data"
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set, and what experiments on it use unless they are told otherwise."""
+
+    name: str
+    loader: Callable[..., tuple[ImageSet, ImageSet]]
+    description: str = ""
+    scenario: str | None = None
+    order: str = "natural"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    find: Callable[[Path | None], Path | None] | None = None
+
+    def load(self, **arguments: Any) -> tuple[ImageSet, ImageSet]:
+        """The train and the test set; the loader is given those arguments that it names."""
+        named = inspect.signature(self.loader).parameters
+        return self.loader(**{name: value for name, value in arguments.items() if name in named})
+
+    def default_scenario(self, num_classes: int) -> str:
+        """The scenario of the data set, or else half of the classes first and the rest in about five stages."""
+        initial = -(-num_classes // 2)
+        return self.scenario or f"B{initial}-inc{max(1, -(-(num_classes - initial) // 5))}"
+
+
+DATASETS: dict[str, DataSet] = {}
+"""The registered data sets by name. Image folders are not listed: their name is a path."""
+
+_Loader = TypeVar("_Loader", bound=Callable[..., tuple[ImageSet, ImageSet]])
+
+
+def register_data(
+    name: str,
+    *,
+    scenario: str | None = None,
+    order: str = "natural",
+    options: Mapping[str, Any] | None = None,
+    method_options: Mapping[str, Mapping[str, Any]] | None = None,
+    find: Callable[[Path | None], Path | None] | None = None,
+) -> Callable[[_Loader], _Loader]:
+    """Register a function as the data set `name`, for `load`, `build_method` and `--data`.
+
+    The function returns two `ImageSet`s with the same class names: the train set and the test set. It takes no
+    arguments, or some of these by name, as given to `load` or on the command line: `data_dir` (a path or None),
+    `image_size`, `held_out`, `seed`, `skip_bad`, `download`. The first line of its docstring describes the data
+    set in `ccfa list datasets`.
+
+    Args:
+        name: What users type. It must not contain a path separator.
+        scenario: The default scenario, such as "B50-inc10". Without one, half of the classes come first.
+        order: The default class order.
+        options: Options of methods on this data set, for every method that has them, such as `epochs`, `backbone`
+            or `transforms`. A method's own defaults are its published values for CIFAR-100: colour images.
+        method_options: Further options by the name of a method, or of "ccfa".
+        find: A function that takes the data folder and returns the path that would be read, or None. Only data
+            that may be missing needs it; `ccfa doctor` calls it.
+
+    A package can also bring data sets without being imported first: an entry point of the group `ccfa.data`
+    with the name of the data set that refers to the registered function.
+
+    >>> import numpy as np
+    >>> from ccfa import ImageSet, load, register_data
+    >>> @register_data("noise", scenario="2,1", options={"backbone": "small", "epochs": 1})
+    ... def noise(seed):
+    ...     '''60 images of noise, 3 classes, 3 x 8 x 8.'''
+    ...     images = np.random.default_rng(seed).integers(0, 256, (60, 3, 8, 8), dtype=np.uint8)
+    ...     return ImageSet(images, np.arange(60) % 3, ["a", "b", "c"]).hold_out(0.25, seed=0)
+    >>> load("noise", seed=1)
+    (ImageSet(45 images 3x8x8, 3 classes, cpu), ImageSet(15 images 3x8x8, 3 classes, cpu))
+    """
+    if not name or os.sep in name:
+        raise UsageError(f"The name of a data set must be text without {os.sep!r}, got {name!r}.")
+
+    def register(loader: _Loader) -> _Loader:
+        known = DATASETS.get(name)
+        if known and _where(known.loader) != _where(loader):  # the cell of a notebook may be run again
+            raise UsageError(f"The data set {name!r} is registered already, by {_where(known.loader)}.")
+        description = (inspect.getdoc(loader) or "").partition("\n")[0]
+        DATASETS[name] = DataSet(
+            name, loader, description, scenario, order, dict(options or {}), dict(method_options or {}), find
+        )
+        return loader
+
+    return register
+
+
+def data_set(name: str | Path) -> DataSet:
+    """The data set of that name, from a plug-in if need be, or the image folder at that path.
+
+    A path is an existing one, a text with a separator, or a `Path`.
+    """
+    if name in DATASETS:
+        return DATASETS[str(name)]
+    plug_ins = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    if name in plug_ins:
+        return _from_plug_in(plug_ins[str(name)])
+    path = Path(os.path.expanduser(name))
+    if isinstance(name, Path) or os.sep in name or os.path.exists(path):
+        return DataSet(
+            str(name), partial(load_folder, path), options=FOLDER_OPTIONS, method_options=FOLDER_METHOD_OPTIONS
+        )
+    raise unknown("data", name, [*DATASETS, *plug_ins, "the path of a folder such as ./photos"])
+
+
+def describe_data_sets() -> dict[str, str]:
+    """Every data set by name with its description; plug-ins that are not loaded yet stay so."""
+    plug_ins = {entry.name: f"from the plug-in {entry.value}" for entry in entry_points(group=ENTRY_POINTS)}
+    registered = {name: found.description for name, found in DATASETS.items()}
+    return plug_ins | registered | {"PATH": "an image folder: train/<class>/ and test/<class>/, or <class>/"}
+
+
+def _from_plug_in(entry: Any) -> DataSet:
+    try:
+        entry.load()
+    except Exception as error:
+        raise UsageError(f"The plug-in {entry.value} for the data {entry.name!r} cannot be loaded: {error}") from error
+    if entry.name not in DATASETS:
+        raise UsageError(f"The plug-in {entry.value} does not register a data set {entry.name!r}.")
+    return DATASETS[entry.name]
+
+
+def _where(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"

@@ -1,0 +1,123 @@
+"""Data sets by name: built in, registered, from a plug-in, or the path of a folder."""
+
+import doctest
+import json
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ccfa.data
+from ccfa import ImageSet, build_method, load, register_data
+from ccfa.data import DATASETS, FOLDER, Transforms, data_set, describe_data_sets, registry, stages
+from ccfa.errors import DataError, UsageError
+from ccfa.experiments import Experiment, resolve
+from zoo import write_noise
+
+GREY = Transforms((0.5,), (0.5,))
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    before = dict(DATASETS)
+    yield
+    DATASETS.clear()
+    DATASETS.update(before)
+
+
+def grey_noise(seed, num=40):
+    """Grey noise.
+
+    With more to say.
+    """
+    images = np.random.default_rng(seed).integers(0, 256, (num, 1, 8, 8), dtype=np.uint8)
+    return ImageSet(images, np.arange(num) % 4, ["a", "b", "c", "d"]).hold_out(0.25, seed=0)
+
+
+def register_grey(name="noise", **changes):
+    options = {"backbone": "small", "transforms": GREY, "epochs": 1, "batch_size": 8, "memory": 3}
+    defaults = {"scenario": "2,1,1", "order": "3,2,1,0", "options": options}
+    return register_data(name, **{**defaults, **changes})(grey_noise)
+
+
+@pytest.mark.parametrize("module", [ccfa.data, registry, stages])
+def test_the_documented_examples_run(module):
+    assert doctest.testmod(module).failed == 0
+
+
+def test_a_registered_data_set_is_run(call):
+    register_grey(method_options={"podnet": {"balanced_epochs": 1}, "ccfa": {"count": 2}})
+    assert call("run", "podnet", "--ccfa", "--data", "noise", "--out", "run")[0] == 0
+    config = json.loads(Path("run/config.json").read_text())
+    assert config["resolved"]["stage_sizes"] == [2, 1, 1]
+    assert config["resolved"]["class_order"] == [3, 2, 1, 0]
+    assert config["resolved"]["method"]["transforms"]["mean"] == [0.5]
+    assert config["resolved"]["method"]["memory"]["per_class"] == 3
+    assert config["resolved"]["method"]["feature_augmentations"][0]["count"] == 2
+    assert "noise" in call("list", "datasets")[1]
+    assert "noise: Grey noise." in call("doctor")[1]
+
+
+def test_a_plug_in_is_loaded_when_needed(monkeypatch, tmp_path):
+    (tmp_path / "noisy_plug_in.py").write_text(
+        "import ccfa\n@ccfa.register_data('noisy')\ndef noisy():\n    return ccfa.load('digits')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = {"noisy": "noisy_plug_in:noisy", "broken": "no_such_module", "idle": "json"}
+    entries = [EntryPoint(name, module, "ccfa.data") for name, module in found.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == "ccfa.data" else [])
+    assert set(describe_data_sets()) == {*found, *DATASETS, "PATH"}
+    assert "noisy_plug_in" not in sys.modules
+    assert resolve(Experiment("finetune", data="noisy")).train.num_classes == 10
+    for name in ("broken", "idle"):
+        with pytest.raises(UsageError, match=found[name]):
+            load(name)
+
+
+def test_the_loader_gets_what_it_names():
+    @register_data("asked")
+    def asked(data_dir, image_size, held_out, skip_bad, download, own=1):
+        return data_dir, image_size, held_out, skip_bad, download, own
+
+    assert load("asked", "there", image_size=9, skip_bad=True) == (Path("there"), 9, 0.2, True, True, 1)
+    assert data_set("asked").default_scenario(11) == "B6-inc1"
+
+
+def test_names_are_taken_once():
+    register_grey()
+    register_grey()
+    for name in ("noise", "digits", "", "a/b"):
+        with pytest.raises(UsageError):
+            register_data(name)(lambda: None)
+
+
+@pytest.mark.parametrize("changes", [{"options": {"epoch": 1}}, {"method_options": {"podnet": {"epoch": 1}}}])
+def test_unknown_method_options_are_named(changes):
+    register_grey(**changes)
+    with pytest.raises(UsageError, match="Did you mean 'epochs'"):
+        build_method("podnet", "noise")
+
+
+@pytest.mark.parametrize(("name", "meant"), [("digts", "digits"), ("cifar10", "cifar100"), ("noize", "noise")])
+def test_misspelt_names_get_a_suggestion(name, meant):
+    register_grey()
+    for attempt in (lambda: build_method("podnet", name), lambda: load(name)):
+        with pytest.raises(UsageError, match=f"Did you mean '{meant}'"):
+            attempt()
+
+
+def test_folders_are_known_by_their_path(tmp_path, monkeypatch):
+    for seed, name in enumerate(("ant", "bee")):
+        write_noise(tmp_path / "photos" / name, 4, seed)
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos", "photos/", "./photos", Path("photos"), tmp_path / "photos"):
+        assert load(name, image_size=8)[0].class_names == ("ant", "bee")
+    assert build_method("podnet", "photos").transforms == build_method("podnet", "else/where").transforms == FOLDER
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "~nobody-of-this-name/x", "a/" + "x" * 300])
+def test_missing_folders_are_data_errors(name):
+    with pytest.raises(DataError, match="does not exist"):
+        load(name)
