@@ -8,7 +8,7 @@ import torch
 from safetensors.numpy import load_file
 
 from ccfa.errors import DivergedError
-from ccfa.evaluation import accuracy, accuracy_matrix, matrix_rows, overall_accuracies, summary
+from ccfa.evaluation import Numbers, accuracy
 from ccfa.experiments import Experiment, RunDirectory, resolve, run
 from ccfa.learning import Learner
 
@@ -134,15 +134,10 @@ def test_a_stage_is_a_row_of_stages(finished):
 def test_the_report_can_be_recomputed_from_the_predictions(finished):
     path, report, _ = finished
     labels = predictions(path, "labels")
-    for name, metrics, overall in (
-        ("by_logits", report.metrics, report.overall),
-        ("by_nearest_mean", report.metrics_by_nearest_mean, report.overall_by_nearest_mean),
-    ):
-        predicted = predictions(path, name)
-        assert summary(predicted, labels, STAGES) == metrics
-        assert overall_accuracies(predicted, labels).tolist() == overall
-    matrix = accuracy_matrix(predictions(path, "by_logits"), labels, STAGES)
-    assert matrix_rows(matrix) == report.accuracy_matrix
+    assert report.own == "logits"
+    assert report.rules == {
+        rule: Numbers.of(predictions(path, f"by_{rule}"), labels, STAGES) for rule in ("logits", "nearest_mean")
+    }
 
 
 def test_the_labels_are_those_of_all_seen_test_images(finished):
@@ -191,7 +186,7 @@ def test_the_stored_configuration_repeats_the_run(finished, tmp_path):
     assert again.config == report.config
     assert again.metrics == report.metrics
     assert again.accuracy_matrix == report.accuracy_matrix
-    assert again.overall_by_nearest_mean == report.overall_by_nearest_mean
+    assert again.rules == report.rules
     for name in ("predictions/stage-002.npz", "networks/stage-002.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (path / name).read_bytes()
 
@@ -209,17 +204,15 @@ def test_a_stage_is_judged_by_the_method_s_own_rule(tmp_path):
     experiment = Experiment("icarl", scenario="5,5", options={"epochs": "1"})
     report = run(*started(tmp_path / "run", experiment), Audience(), CPU)
     rows = table(tmp_path / "run" / "stages.csv")
-    assert [float(row["accuracy"]) for row in rows] == report.overall_by_nearest_mean
-    assert [float(row["logits_accuracy"]) for row in rows] == report.overall
-    assert report.own_rule == "nearest mean"
-    assert report.own_metrics == report.metrics_by_nearest_mean
+    assert report.own == "nearest_mean"
+    assert [float(row["accuracy"]) for row in rows] == report.overall == report.rules["nearest_mean"].overall
+    assert [float(row["logits_accuracy"]) for row in rows] == report.rules["logits"].overall
 
 
 def test_a_method_without_exemplars_has_no_nearest_mean(tmp_path):
     experiment = Experiment("finetune", scenario="5,5", options={"epochs": "1"})
     report = run(*started(tmp_path / "run", experiment), Audience(), CPU)
-    assert report.metrics_by_nearest_mean is None
-    assert report.overall_by_nearest_mean is None
+    assert list(report.rules) == ["logits"]
     with np.load(tmp_path / "run" / "predictions" / "stage-001.npz") as stored:
         assert set(stored) == {"labels", "by_logits"}
     assert [row["nearest_mean_accuracy"] for row in table(tmp_path / "run" / "stages.csv")] == ["", ""]

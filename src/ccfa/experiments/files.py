@@ -8,7 +8,7 @@ import stat
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,28 @@ def sync(path: Path) -> None:
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a CSV file, headed by the keys of its rows."""
+    write_atomically(path, csv_text([list(rows[0]), *([row[name] for name in rows[0]] for row in rows)]))
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as CSV; a text that a spreadsheet would run as a formula is prefixed with an apostrophe.
+
+    >>> csv_text([["=2+2", "-0.5", -0.5]])
+    "'=2+2,-0.5,-0.5\\r\\n"
+    """
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(path, text.getvalue())
+    csv.writer(text).writerows([[_safe(cell) for cell in row] for row in rows])
+    return text.getvalue()
+
+
+def _safe(cell: Any) -> Any:
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def require_place(path: Path) -> None:

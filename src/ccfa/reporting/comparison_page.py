@@ -12,11 +12,22 @@ from ccfa.evaluation import DEFINITIONS
 from ccfa.experiments.files import write_atomically
 from ccfa.reporting.axes import NUM_COLOURS
 from ccfa.reporting.charts import Series, bar_chart, line_chart
-from ccfa.reporting.comparison import METRICS, SPREAD, TIME, Comparison, Line
-from ccfa.reporting.formats import Grid, runs_grid, summary_grid, to_csv, to_latex, to_markdown
+from ccfa.reporting.comparison import COLUMNS, Comparison, Line
+from ccfa.reporting.formats import (
+    GAIN,
+    SECONDS,
+    SPREAD,
+    Grid,
+    definitions,
+    print_comparison,
+    runs_grid,
+    summary_grid,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 from ccfa.reporting.rendering import render
 from ccfa.reporting.sections import Figure, Table
-from ccfa.reporting.tables import definitions, print_comparison
 from ccfa.reporting.values import Value
 
 PAGE = "index.html"
@@ -42,8 +53,8 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
         raise ResourceError(f"Could not create {folder}: {error.strerror}. Choose another with --out.") from error
     grid = summary_grid(comparison)
     write_atomically(folder / "table.csv", to_csv(grid))
-    write_atomically(folder / "table.md", to_markdown(grid, comparison))
-    write_atomically(folder / "table.tex", to_latex(grid, comparison))
+    write_atomically(folder / "table.md", to_markdown(grid, comparison.title))
+    write_atomically(folder / "table.tex", to_latex(grid, comparison.title))
     write_atomically(folder / "runs.csv", to_csv(runs_grid(comparison)))
     write_atomically(folder / PAGE, page(comparison))
     return folder / PAGE
@@ -62,7 +73,7 @@ def page(comparison: Comparison) -> str:
         curves=_curves(comparison),
         bars=_bars(comparison),
         runs=_texts(runs_grid(comparison)),
-        definitions=definitions(comparison),
+        definitions=definitions(summary_grid(comparison)),
         footer=f"Written by ccfa {ccfa.__version__}.",
     )
 
@@ -114,16 +125,13 @@ def _bars(comparison: Comparison) -> list[Figure]:
     """The metrics, and what CCFA adds, as bars."""
     figures = [
         _bar(heading.capitalize(), DEFINITIONS[metric], [(line, line.value(metric)) for line in comparison.lines])
-        for metric, heading in METRICS.items()
+        for metric, heading in COLUMNS.items()
         if metric != "last_accuracy"  # the figures above end with it
     ]
     gains = [(line, line.gain) for line in comparison.lines if line.gain]
-    meaning = "average with CCFA minus without, in points, over pairs of runs of the same class order and seeds"
-    seconds = [(line, line.seconds) for line in comparison.lines]
-    paired = [[line.name, str(gain.num_pairs), str(gain.value)] for line, gain in gains]
-    gain_chart = _bar("Gain of CCFA", meaning, [(line, gain.value) for line, gain in gains])
-    figures.insert(1, gain_chart._replace(table=(["method", "pairs", "gain"], paired)))
-    figures.append(_bar("Time", f"seconds of {TIME}", seconds))
+    pairs = [[line.name, str(len(line.gains)), str(gain)] for line, gain in gains]
+    figures.insert(1, _bar("Gain of CCFA", GAIN, gains)._replace(table=(["method", "pairs", "gain"], pairs)))
+    figures.append(_bar("Time", f"seconds: {SECONDS}", [(line, line.seconds) for line in comparison.lines]))
     return [figure for figure in figures if figure.chart]
 
 

@@ -10,8 +10,7 @@ import torch
 from ccfa.errors import ResourceError, UsageError
 from ccfa.evaluation.similarity import Estimator
 from ccfa.experiments.files import write_atomically, write_table
-from ccfa.reporting.gathering import common_folder, gather
-from ccfa.reporting.sameness import Entry
+from ccfa.reporting.comparison import Entry, common_folder, gather
 
 
 class Wish(NamedTuple):

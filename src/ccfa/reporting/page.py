@@ -85,7 +85,7 @@ def _heading(run: RunData) -> dict[str, Any]:
         "finished": finished,
         "state": _state(run, state, done, planned),
         "verdict": _verdict(run),
-        "rule": sections.RULES[run.own_rule],
+        "rule": sections.rule_text(run.own_rule),
         "notes": run.notes,
     }
 
@@ -103,7 +103,7 @@ def _verdict(run: RunData) -> list[tuple[str, str, str]]:
     if run.predictions:
         metrics = summary(run.predicted(run.own_rule), run.labels, run.num_seen)
     elif run.report:
-        metrics = run.report.own_metrics
+        metrics = run.report.metrics
     values = {name: metrics.get(name, math.nan) for name in HEADLINES}
     return [(title, percent(values[name], 2), DEFINITIONS[name]) for name, title in HEADLINES.items()]
 

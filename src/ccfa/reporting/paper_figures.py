@@ -9,10 +9,9 @@ from ccfa.errors import ModelError, UsageError
 from ccfa.experiments import RunDirectory
 from ccfa.experiments.feature_plane import KINDS, NUM_FEATURES, feature_plane
 from ccfa.experiments.map_similarity import NUM_IMAGES, map_similarities
-from ccfa.reporting.comparison import Comparison, Line, compare
+from ccfa.reporting.comparison import Comparison, Entry, Line, compare, grouped, hashed, identity, setting, without_ccfa
 from ccfa.reporting.figures import Wish
 from ccfa.reporting.plots import Cloud, Curve, Panel, draw_clouds, draw_curves, rendered
-from ccfa.reporting.sameness import Entry, hashed, identity, setting, without_ccfa
 from ccfa.reporting.values import Value
 
 SPREAD = " Lines are means over class orders and seeds, bands one sample standard deviation to either side."
@@ -98,11 +97,10 @@ def _cka(entries: Sequence[Entry], wish: Wish) -> Drawn:
 
 def _accuracy(entries: Sequence[Entry], wish: Wish) -> Drawn:
     """The supplement's curves: accuracy on the seen classes after each stage, a panel for each scenario."""
-    settings = list(dict.fromkeys(hashed(setting(entry)) for entry in entries))
-    compared = [_compared([entry for entry in entries if hashed(setting(entry)) == one]) for one in settings]
+    compared = [_compared(group) for group in grouped(entries, setting).values()]
     rows = [
         {"panel": panel, "scenario": comparison.title, "name": line.name, "stage": stage, "num_seen": num_seen}
-        | _numbers([100 * entry.report.own_overall[stage] for entry in line.entries])
+        | _numbers([100 * entry.report.overall[stage] for entry in line.entries])
         for panel, comparison in enumerate(compared, start=1)
         for line in comparison.lines
         for stage, num_seen in enumerate(comparison.num_seen)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ccfa.errors import CcfaError, ModelError
-from ccfa.evaluation import Report
+from ccfa.evaluation import Report, rule_name
 from ccfa.experiments.files import read_arrays, read_bounded
 from ccfa.experiments.rundir import MAX_BYTES, RunDirectory
 
@@ -66,13 +66,13 @@ class RunData:
     @property
     def own_rule(self) -> str:
         """How the method itself predicts."""
-        nearest = _object(self.resolved.get("method")).get("predict") == "by_nearest_mean"
-        return "by_nearest_mean" if nearest and self._has("by_nearest_mean") else "by_logits"
+        rule = f"by_{rule_name(_object(self.resolved.get('method')).get('predict'))}"
+        return rule if self._has(rule) else "by_logits"
 
     @property
     def other_rule(self) -> str | None:
         """The other rule, where it was evaluated too."""
-        other = "by_logits" if self.own_rule == "by_nearest_mean" else "by_nearest_mean"
+        other = "by_nearest_mean" if self.own_rule == "by_logits" else "by_logits"
         return other if self._has(other) else None
 
     def predicted(self, rule: str) -> list[NDArray[Any]]:
@@ -169,7 +169,7 @@ def _json(directory: RunDirectory, name: str, notes: list[str]) -> dict[str, Any
 def _report(directory: RunDirectory, notes: list[str]) -> Report | None:
     try:
         report = directory.report()
-        if not 0 < len(report.num_seen) == len(report.own_overall):
+        if not 0 < len(report.num_seen) == len(report.overall):
             raise ModelError("There should be an accuracy after each stage.")
         return report
     except ModelError:

@@ -18,7 +18,11 @@ from ccfa.reporting.rundata import RunData
 
 Table = tuple[list[str], list[list[str]]]
 MAX_LINES = 25  # between stages; more would hide the cells
-RULES = {"by_logits": "by logits", "by_nearest_mean": "by nearest mean"}
+
+
+def rule_text(rule: str) -> str:
+    """A rule of prediction as people say it: by nearest mean."""
+    return rule.replace("_", " ")
 
 
 class Figure(NamedTuple):
@@ -35,10 +39,10 @@ def accuracy_figure(run: RunData) -> Figure:
     curves = {}
     if run.predictions:
         rules = [rule for rule in (run.own_rule, run.other_rule) if rule]
-        curves = {RULES[rule]: overall_accuracies(run.predicted(rule), run.labels).tolist() for rule in rules}
+        curves = {rule_text(rule): overall_accuracies(run.predicted(rule), run.labels).tolist() for rule in rules}
         num_seen = run.num_seen
     elif run.report:
-        num_seen, curves = run.report.num_seen, {f"by {run.report.own_rule}": run.report.own_overall}
+        num_seen, curves = run.report.num_seen, {f"by {run.report.own.replace('_', ' ')}": run.report.overall}
     meaning = "Share of the test images of all classes seen so far that are predicted right, over all those classes."
     if not curves:
         return Figure("Accuracy after each stage", meaning, Markup(""))
@@ -69,7 +73,7 @@ def metrics(run: RunData) -> Table | None:
     rules = [rule for rule in (run.own_rule, run.other_rule) if rule] if run.predictions else []
     values = [summary(run.predicted(rule), run.labels, run.num_seen) for rule in rules]
     rows = [[name.replace("_", " "), *(percent(one[name], 2) for one in values)] for name in DEFINITIONS]
-    return (["metric", *(RULES[rule] for rule in rules)], rows) if values else None
+    return (["metric", *(rule_text(rule) for rule in rules)], rows) if values else None
 
 
 def matrix_figure(run: RunData) -> Figure:
