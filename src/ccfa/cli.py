@@ -169,7 +169,7 @@ def _sweep(verb: Sweep, console: "Console") -> None:
         axes=given_axes(verb.axis),
     )
     course = {**_endurance(verb), "at_once": verb.at_once, "results": verb.results}
-    sweep_shown(plan, verb.out, verb.data_dir, *_speed(verb), console, **course)
+    sweep_shown(plan.experiments(), verb.out, verb.data_dir, *_speed(verb), console, **course)
 
 
 def _table(verb: Table, console: "Console") -> None:

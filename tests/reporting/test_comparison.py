@@ -214,25 +214,24 @@ def test_a_scenario_s_name_means_its_sizes(sizes):
     assert tuple(stage.num_new for stage in stages) == sizes
 
 
-def broken(**changes):
-    return Entry(entry().path, dataclasses.replace(entry().report, **changes))
-
-
 @pytest.mark.parametrize(
-    "damaged",
+    "changes",
     [
-        broken(config={}),
-        broken(config={"experiment": 3, "resolved": []}),
-        broken(config={**entry().report.config, "resolved": {**entry().report.config["resolved"], "stage_sizes": []}}),
-        broken(num_seen=[4, 7]),
-        broken(num_seen=[4, 7, 11]),
-        broken(rules={"logits": Numbers([0.1], dict.fromkeys(METRICS, 0.5))}),
-        broken(rules={"logits": Numbers([0.1] * 3, {})}),
+        {"config": {}},
+        {"config": {"experiment": 3, "resolved": []}},
+        {"config": {**entry().report.config, "resolved": {**entry().report.config["resolved"], "stage_sizes": []}}},
+        {"config": {**entry().report.config, "resolved": {**entry().report.config["resolved"], "stage_sizes": ["a"]}}},
+        {"num_seen": [4, 7]},
+        {"num_seen": [4, 7, 11]},
+        {"rules": {"logits": Numbers([0.1], dict.fromkeys(METRICS, 0.5))}},
+        {"rules": {"logits": Numbers([0.1] * 3, {})}},
     ],
 )
-def test_a_damaged_report_is_named(damaged):
-    with pytest.raises(ModelError, match="runs/a"):
-        compare([damaged])
+def test_a_damaged_report_is_named(tmp_path, changes):
+    damaged = dataclasses.replace(entry().report, **changes)
+    (tmp_path / "x.json").write_text(damaged.to_json())
+    with pytest.raises(ModelError, match=r"x\.json"):
+        gather([tmp_path / "x.json"])
 
 
 def test_metrics_that_are_not_shown_may_lack():
@@ -247,10 +246,9 @@ def test_what_is_not_a_run_is_named(tmp_path):
     for name in (".first-stages", "comparison", "c"):
         (tmp_path / name).mkdir()
     (tmp_path / "c" / "config.json").write_text("{}")
-    entries, (no_runs, unstarted) = gather(sorted(tmp_path.iterdir()))
+    entries, (note,) = gather(sorted(tmp_path.iterdir()))
     assert [found.path for found in entries] == runs
-    assert all(name in no_runs for name in (".first-stages", "comparison"))
-    assert str(tmp_path / "c") in unstarted
+    assert all(str(tmp_path / name) in note for name in (".first-stages", "comparison", "c"))
 
 
 def test_a_folder_stands_for_its_runs(tmp_path):

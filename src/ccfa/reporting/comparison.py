@@ -13,7 +13,7 @@ import numpy as np
 
 from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation import METRICS, Report
-from ccfa.experiments import Experiment, RunDirectory
+from ccfa.experiments import Experiment
 from ccfa.experiments.differences import differences, leaves, two_columns
 from ccfa.experiments.files import read_bounded
 from ccfa.experiments.rundir import MAX_BYTES
@@ -29,7 +29,7 @@ PATHS_SHOWN = 8
 _VARYING = {"order", "seed", "batch_seed"}
 _RESOLVED = {"method", "ccfa", "mix", "memory", "memory_total", "options", "scenario"}
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Experiment)}
-_REQUIRED: dict[str, dict[str, type]] = {
+_REQUIRED = {
     "experiment": {"method": str, "options": dict},
     "resolved": {"method": dict, "stage_sizes": list, "class_order": list, "class_names": list},
 }
@@ -45,12 +45,12 @@ class Entry(NamedTuple):
     @property
     def experiment(self) -> dict[str, Any]:
         """What was asked for."""
-        return self._part("experiment")
+        return dict(self.report.config["experiment"])
 
     @property
     def resolved(self) -> dict[str, Any]:
         """What that came to: the method in full, stages, class order, sizes of the data."""
-        return self._part("resolved")
+        return dict(self.report.config["resolved"])
 
     @property
     def key(self) -> tuple[tuple[int, ...], int, int]:
@@ -72,23 +72,8 @@ class Entry(NamedTuple):
     @property
     def surroundings(self) -> dict[str, str]:
         """Where it ran: what may differ between runs that are averaged, but should be known."""
-        environment = self.report.environment
-        acceleration = environment.get("acceleration")
-        precision = acceleration.get("precision", "") if isinstance(acceleration, dict) else ""
-        named = {name: environment.get(name, "") for name in ("device", "ccfa", "commit", "torch")}
-        return {name: str(value) for name, value in {"precision": precision, **named}.items()}
-
-    def _part(self, name: str) -> dict[str, Any]:
-        part = self.report.config.get(name)
-        if not isinstance(part, dict):
-            part = {}
-        for field, kind in _REQUIRED[name].items():
-            if not isinstance(part.get(field), kind) or (kind is list and not part[field]):
-                raise ModelError(
-                    f"{self.path} does not say what was run: {name}.{field} in its report is missing or no "
-                    f"{kind.__name__}. Leave it out, or run it again."
-                )
-        return part
+        facts = {**self.report.environment, **(self.report.environment.get("acceleration") or {})}
+        return {name: str(facts.get(name, "")) for name in ("precision", "device", "ccfa", "commit", "torch")}
 
 
 def gather(paths: Sequence[Path], command: str = "ccfa compare") -> tuple[list[Entry], list[str]]:
@@ -96,24 +81,19 @@ def gather(paths: Sequence[Path], command: str = "ccfa compare") -> tuple[list[E
     if not paths:
         raise UsageError(f"Name at least one run directory, e.g. {command} runs/*")
     entries: dict[Path, Entry] = {}
-    notes, no_runs, unstarted = [], [], []
+    notes, left_out = [], []
     for path in itertools.chain.from_iterable(map(_runs_in, paths)):
+        file = path if path.suffix == ".json" and path.is_file() else path / "report.json"
         if not path.exists():
             raise ModelError(f"{path} does not exist. Name run directories, e.g. {command} runs/*")
         if path.resolve() in entries:
             notes.append(f"{path} is named twice and counted once.")
-        elif path.suffix == ".json" and path.is_file():
-            entries[path.resolve()] = Entry(path, _report_file(path))
-        elif not (path / "config.json").is_file():
-            no_runs.append(path)
-        elif not (path / "report.json").is_file():
-            unstarted.append(path)
+        elif not file.is_file():
+            left_out.append(path)
         else:
-            entries[path.resolve()] = Entry(path, RunDirectory(path).report())
-    if no_runs:
-        notes.append(f"left out, since they are no runs: {_listed(no_runs)}.")
-    if unstarted:
-        notes.append(f"left out, since no stage of them is finished: {_listed(unstarted)}.")
+            entries[path.resolve()] = Entry(path, _read(file))
+    if left_out:
+        notes.append(f"left out, since they are no runs or no stage of them is finished: {_listed(left_out)}.")
     if not entries:
         raise ModelError(f"No run with a finished stage among {_listed(paths)}: nothing to show.")
     return list(entries.values()), notes
@@ -126,11 +106,30 @@ def _runs_in(path: Path) -> list[Path]:
     return sorted(file.parent for file in path.glob("[!.]*/config.json")) or [path]
 
 
-def _report_file(path: Path) -> Report:
+def _read(path: Path) -> Report:
+    """A report that says what was run and does not contradict itself; a ModelError with its path otherwise."""
     try:
-        return Report.from_json(read_bounded(path, MAX_BYTES).decode())
-    except (OSError, UnicodeDecodeError, ModelError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
+        report = Report.from_json(read_bounded(path, MAX_BYTES).decode())
+        for part, fields in _REQUIRED.items():
+            content = report.config.get(part)
+            for name, kind in fields.items():
+                if not (
+                    isinstance(content, dict)
+                    and isinstance(content.get(name), kind)
+                    and (content[name] or kind is dict)
+                ):
+                    raise ModelError(
+                        f"it does not say what was run: {part}.{name} is missing or not a {kind.__name__}."
+                    )
+        stages, done = np.cumsum(report.config["resolved"]["stage_sizes"]).tolist(), len(report.num_seen)
+        whole = done == len(stages) if report.finished else 0 < done <= len(stages)
+        if not whole or report.num_seen != stages[:done] or len(report.overall) != done:
+            raise ModelError(f"it has {report.num_seen} classes seen, and its configuration {stages}.")
+        if missing := COLUMNS.keys() - report.metrics.keys():
+            raise ModelError(f"it has no {', '.join(sorted(missing))}.")
+    except (OSError, ValueError, TypeError, ModelError) as error:
+        raise ModelError(f"{path} is not a whole report: {error} Leave it out, or run it again.") from error
+    return report
 
 
 def _listed(paths: Sequence[Path]) -> str:
@@ -270,11 +269,8 @@ def compare(entries: Sequence[Entry], notes: Sequence[str] = ()) -> Comparison:
 
     Raises:
         UsageError: if the runs are not of one data set and scenario.
-        ModelError: if a report is damaged.
     """
     _require_one_setting(entries)
-    for entry in entries:
-        _require_sound(entry)
     data, sizes = str(entries[0].experiment.get("data", "")), entries[0].resolved["stage_sizes"]
     scenario, told = scenario_name(sizes), list(notes)
     groups = [
@@ -347,22 +343,6 @@ def _require_one_setting(entries: Sequence[Entry]) -> None:
         "These runs are not of one data set and scenario, so no table and no figure can hold them all:\n"
         f"{found}\nName the runs of one kind alone:\n{apart}"
     )
-
-
-def _require_sound(entry: Entry) -> None:
-    """Refuse a report that contradicts itself."""
-    report, stages = entry.report, np.cumsum(entry.resolved["stage_sizes"]).tolist()
-    done = len(report.num_seen)
-    whole = done == len(stages) if report.finished else 0 < done <= len(stages)
-    if not whole or report.num_seen != stages[:done] or len(report.overall) != done:
-        raise ModelError(
-            f"{entry.path} is damaged: its report tells of {report.num_seen} classes seen, its configuration of "
-            f"{stages}. Leave it out, or run it again."
-        )
-    if missing := COLUMNS.keys() - report.metrics.keys():
-        raise ModelError(
-            f"{entry.path}: the report has no {', '.join(sorted(missing))}. Leave it out, or run it again."
-        )
 
 
 def _distinct(group: Sequence[Entry], told: list[str]) -> list[Entry]:

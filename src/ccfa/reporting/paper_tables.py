@@ -11,11 +11,10 @@ import torch
 from rich.console import Console
 from rich.table import Table as Screen
 
-from ccfa.errors import CcfaError, DataError, ResourceError, Stopped, UsageError, unknown
+from ccfa.errors import DataError, Stopped, UsageError, unknown
 from ccfa.experiments.cells import Cell, Setting, Table, experiment_for
 from ccfa.experiments.experiment import Experiment
 from ccfa.experiments.files import require_place, write_atomically
-from ccfa.experiments.first_stage import FirstStages
 from ccfa.experiments.ledger import (
     ORDERS,
     SEED,
@@ -26,21 +25,16 @@ from ccfa.experiments.ledger import (
     measured,
     orders_left,
     read_results,
-    store_result,
 )
-from ccfa.experiments.schedule import Outcome
-from ccfa.experiments.stopping import stoppable
-from ccfa.experiments.sweep import sweep
 from ccfa.experiments.tables import TABLES, cell_for, cells
 from ccfa.learning.acceleration import Acceleration
 from ccfa.methods import METHODS
 from ccfa.reporting.comparison import AVERAGE, paired
-from ccfa.reporting.showing import failure, headline, require_minutes
-from ccfa.reporting.terminal import Display
-from ccfa.reporting.values import Value, counted, percent
+from ccfa.reporting.showing import require_minutes, sweep_shown
+from ccfa.reporting.values import Value, counted
 
 SLURM_MINUTES = 240  # of a job, unless asked otherwise
-MARGIN = 0.25  # minutes kept for saving what runs when the time is up
+MARGIN = 0.25  # minutes
 CLOSE = 0.6  # points: what counts as reproduced
 COST = (
     "~: what the missing runs would cost, in minutes of one H200 that eight runs share; the first stage is counted "
@@ -96,10 +90,9 @@ class Wanted:
         return left_to_run(self.cells(), self.measured(), self.orders)
 
     def nothing_to_do(self) -> str:
-        """Why no run is missing."""
-        impossible = [cell for cell in self.cells() if not can_run(cell.setting)]
-        without = f" {counted(len(impossible), 'cell')} cannot be run here, for want of the data or of the method."
-        return "No run is missing." + (without if impossible else "")
+        """What to say where no run is missing."""
+        impossible = counted(sum(not can_run(cell.setting) for cell in self.cells()), "cell")
+        return f"No run is missing. {impossible} cannot be run here, for want of the data or of the method."
 
     @property
     def shared_stages(self) -> Path:
@@ -423,39 +416,24 @@ def fill_shown(
     if not experiments:
         console.print(wanted.nothing_to_do())
         return
-    console.print(headline(len(experiments), at_once, device, wanted.out), soft_wrap=True)
-
-    def on_end(outcome: Outcome) -> None:
-        name, told = outcome.job.directory.path.name, str(outcome.error)
-        if outcome.report:
-            told = f"average {percent(outcome.report.metrics[AVERAGE])}%"
-            try:
-                told += f"  {store_result(outcome.report, wanted.results)}"
-            except ResourceError as error:  # the other runs go on; repeating the command keeps this report
-                told += f", but the report is not kept: {error}"
-        if outcome.report or isinstance(outcome.error, CcfaError):
-            console.print(f"{name}: {told}", soft_wrap=True)
-
+    # The run at work when the time is up needs some for being saved.
     limit = None if minutes is None else max(minutes - MARGIN, minutes / 2)
-    with stoppable(limit) as stop:
-        try:
-            swept = sweep(
-                experiments,
-                wanted.out,
-                wanted.data_dir,
-                device,
-                acceleration,
-                at_once,
-                FirstStages(wanted.shared_stages),
-                lambda resolved, run: Display(resolved, console, several=True),
-                on_end,
-                stop,
-                checkpoint_minutes,
-            )
-        except Stopped as stopped:
-            left = counted(len(wanted.left()), "run")
-            raise Stopped(f"{stopped} Still missing: {left}.", stopped.exit_code) from stopped
-    for report in swept.reports.values():  # also of runs that finished before, but whose report was not kept
-        store_result(report, wanted.results)
-    if swept.errors:
-        raise failure(swept.errors)
+    try:
+        sweep_shown(
+            experiments,
+            wanted.out,
+            wanted.data_dir,
+            device,
+            acceleration,
+            console,
+            at_once=at_once,
+            first_stages=wanted.shared_stages,
+            checkpoint_minutes=checkpoint_minutes,
+            max_minutes=limit,
+            tensorboard=False,
+            results=wanted.results,
+            compared=False,
+        )
+    except Stopped as stopped:
+        left = counted(len(wanted.left()), "run")
+        raise Stopped(f"{stopped} Still missing: {left}.", stopped.exit_code) from stopped

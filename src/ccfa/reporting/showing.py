@@ -1,21 +1,20 @@
 """Runs and sweeps as a person sees them: what is about to happen, how it goes, and what came of it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from ccfa.data.cifar100 import find_cifar100
-from ccfa.errors import CcfaError, DataError, LockedError, Stopped, UsageError
+from ccfa.errors import CcfaError, DataError, LockedError, ResourceError, Stopped, UsageError
 from ccfa.evaluation import Report
-from ccfa.experiments import RunDirectory, run
+from ccfa.experiments import Experiment, RunDirectory, run
 from ccfa.experiments.analyses import reopen
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.first_stage import FirstStages
 from ccfa.experiments.ledger import store_result
-from ccfa.experiments.plan import Plan
 from ccfa.experiments.recording import Audience
 from ccfa.experiments.schedule import Outcome
 from ccfa.experiments.stopping import stoppable
@@ -61,7 +60,7 @@ def run_shown(
 
 
 def sweep_shown(
-    plan: Plan,
+    experiments: Sequence[Experiment],
     out: Path,
     data_dir: Path | None,
     device: torch.device,
@@ -74,11 +73,12 @@ def sweep_shown(
     max_minutes: float | None,
     tensorboard: bool,
     results: Path | None,
+    compared: bool = True,
 ) -> None:
-    """Run a sweep and show the comparison of what finished; an error at the end if some run did not."""
+    """Run experiments, keep the report of each that finishes, and compare them; an error at the end if some failed."""
     shared = FirstStages(first_stages or out / ".first-stages")
-    experiments = plan.experiments()
-    console.print(headline(len(experiments), at_once, device, out), soft_wrap=True)
+    runs = counted(len(experiments), "run")
+    console.print(f"{runs}, {at_once} at a time, on {describe_device(device)}, in {out}", soft_wrap=True)
 
     def audience(resolved: Resolved, directory: RunDirectory) -> Audience:
         display = Display(resolved, console, several=True)
@@ -86,35 +86,24 @@ def sweep_shown(
 
     def on_end(outcome: Outcome) -> None:
         show_end(outcome, console)
+        if outcome.report and results:
+            try:
+                store_result(outcome.report, results)
+            except ResourceError as error:  # the other runs go on; repeating the command keeps this report
+                console.print(f"note: the report is not kept. {error}", soft_wrap=True)
 
     with stoppable(max_minutes) as stop:
-        swept = sweep(
-            experiments,
-            out,
-            data_dir,
-            device,
-            acceleration,
-            at_once,
-            shared,
-            audience,
-            on_end,
-            stop,
-            checkpoint_minutes,
-        )
+        more = (at_once, shared, audience, on_end, stop, checkpoint_minutes)
+        swept = sweep(experiments, out, data_dir, device, acceleration, *more)
     if results:
-        for report in swept.reports.values():
+        for report in swept.reports.values():  # also of runs that were finished before
             store_result(report, results)
-    if swept.reports or not swept.errors:
+    if compared and (swept.reports or not swept.errors):
         for folder, comparison in comparisons(swept, out).items():
             show_comparison(comparison, folder, console)
     console.print(f"Run directories: {out}", soft_wrap=True)
     if swept.errors:
         raise failure(swept.errors)
-
-
-def headline(num_runs: int, at_once: int, device: torch.device, out: Path) -> str:
-    """What is about to happen, for whoever waits."""
-    return f"{counted(num_runs, 'run')}, {at_once} at a time, on {describe_device(device)}, in {out}"
 
 
 def show_end(outcome: Outcome, console: Console) -> None:
