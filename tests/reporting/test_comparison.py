@@ -1,6 +1,7 @@
 """Which runs are of one experiment, what they amount to, and what is refused."""
 
 import dataclasses
+import doctest
 import math
 import os
 from pathlib import Path
@@ -8,14 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ccfa import errors
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import parse_scenario
 from ccfa.errors import ModelError, UsageError
-from ccfa.evaluation import METRICS, Numbers, Report
+from ccfa.evaluation import METRICS, Numbers, Report, metrics, report
+from ccfa.experiments import files
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.experiment import Experiment
 from ccfa.experiments.options import describe, schema
 from ccfa.methods import METHODS
+from ccfa.reporting import comparison, paper_tables, values
 from ccfa.reporting.comparison import AVERAGE, Entry, common_folder, compare, gather, scenario_name, without_ccfa
 from ccfa.reporting.values import Value, counted, duration, percent
 from comparisons import ALONE, PLUGGED, entry, podnets, store
@@ -330,3 +334,10 @@ def test_durations_and_counts_are_words(seconds, said):
     assert duration(seconds) == said
     assert duration(math.nan) == "unknown time"
     assert (counted(1, "image"), counted(3, "class", "es")) == ("1 image", "3 classes")
+
+
+@pytest.mark.parametrize("module", [errors, metrics, report, files, comparison, values, paper_tables])
+def test_examples_are_true(module):
+    found = doctest.testmod(module)
+    assert found.attempted
+    assert not found.failed

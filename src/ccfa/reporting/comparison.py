@@ -199,17 +199,23 @@ def paired(before: Mapping[_Key, float], after: Mapping[_Key, float]) -> list[fl
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One experiment: its finished runs, what CCFA adds in each pair of runs, and the paper's value."""
+    """One experiment: its finished runs, what CCFA adds in each pair of runs, and the paper's setting, if it is one."""
 
     name: str
     entries: tuple[Entry, ...]
+    setting: Setting | None = None
     gains: tuple[float, ...] = ()
-    published: float | None = None
 
     @property
     def method(self) -> str:
         """The method's name."""
         return str(self.entries[0].experiment["method"])
+
+    @property
+    def published(self) -> float | None:
+        """The average that the paper prints for this experiment."""
+        cell = cell_for(self.setting) if self.setting else None
+        return cell.value if cell else None
 
     @property
     def gain(self) -> Value | None:
@@ -251,14 +257,13 @@ class Comparison:
     @property
     def cited(self) -> dict[str, float]:
         """The paper's values of methods that are not here, where others of its values are for the same memory."""
-        settings = [_paper_setting(line.entries[0], self.scenario) for line in self.lines if line.published is not None]
-        beside = {(setting.data, setting.scenario, setting.memory) for setting in settings if setting}
-        return {
-            name: cell.value
-            for name, row in cited_only().items()
-            for cell in row
-            if cell and (cell.setting.data, cell.setting.scenario, cell.setting.memory) in beside
-        }
+
+        def place(setting: Setting) -> tuple[object, ...]:
+            return setting.data, setting.scenario, setting.memory
+
+        beside = {place(line.setting) for line in self.lines if line.setting and line.published is not None}
+        rows = cited_only().items()
+        return {name: cell.value for name, row in rows for cell in row if cell and place(cell.setting) in beside}
 
 
 def compare(entries: Sequence[Entry], notes: Sequence[str] = ()) -> Comparison:
@@ -278,7 +283,8 @@ def compare(entries: Sequence[Entry], notes: Sequence[str] = ()) -> Comparison:
         for group in grouped([entry for entry in entries if entry.report.finished], identity).values()
     ]
     lines = [
-        Line(name, tuple(group), published=_published(group[0], scenario))
+        # The paper's setting is found however the stages were written.
+        Line(name, tuple(group), setting_of({**group[0].experiment, "scenario": scenario}))
         for name, group in zip(names(groups), groups, strict=True)
     ]
     methods = list(dict.fromkeys(line.method for line in lines))
@@ -371,18 +377,6 @@ def _with_gain(line: Line, lines: Sequence[Line], told: list[str]) -> Line:
         told.append(f"{line.name}: no run of the same order and seeds to pair with, so not in the gain: {listed}.")
     before, after = ({entry.key: entry.average for entry in side.entries} for side in (alone, line))
     return dataclasses.replace(line, gains=tuple(paired(before, after)))
-
-
-def _paper_setting(entry: Entry, scenario: str) -> Setting | None:
-    """What the run was measured on, however its stages were written."""
-    return setting_of({**entry.experiment, "scenario": scenario})
-
-
-def _published(entry: Entry, scenario: str) -> float | None:
-    """The paper's average for the run's setting."""
-    setting = _paper_setting(entry, scenario)
-    cell = cell_for(setting) if setting else None
-    return cell.value if cell else None
 
 
 def _mixed(entries: Sequence[Entry]) -> Iterator[str]:

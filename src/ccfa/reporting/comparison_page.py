@@ -92,33 +92,24 @@ def _curves(comparison: Comparison) -> list[Figure]:
 
 
 def _curve(comparison: Comparison, lines: Sequence[Line], title: str) -> Figure:
-    kinds = [(line.method, line.entries[0].ccfa) for line in lines]
-    methods = list(dict.fromkeys(line.method for line in lines))
     # With and without CCFA in one colour, where nothing else has to be told apart by it.
-    by_method = len(set(kinds)) == len(kinds) and len(methods) > 1
-    both = any(ccfa for _, ccfa in kinds) and not all(ccfa for _, ccfa in kinds)
-    series = [
-        _series(line, comparison.num_seen, methods.index(line.method) if by_method else place, both)
-        for place, line in enumerate(lines)
-    ]
+    methods = list(dict.fromkeys(line.method for line in lines))
+    kinds = {(line.method, line.entries[0].ccfa) for line in lines}
+    by_method = len(kinds) == len(lines) and len(methods) > 1
+    both = len({ccfa for _, ccfa in kinds}) == 2
+    series = []
+    for place, line in enumerate(lines):
+        means = [value.mean for value in line.curve]
+        # One standard deviation to each side, within what an accuracy can be.
+        low = [max(value.mean - value.spread, 0.0) for value in line.curve] if len(line.entries) > 1 else None
+        high = [min(value.mean + value.spread, 100.0) for value in line.curve] if len(line.entries) > 1 else None
+        colour = methods.index(line.method) if by_method else place
+        dashed = both and not line.entries[0].ccfa
+        series.append(Series(line.name, comparison.num_seen, means, low, high, colour, dashed))
     label = f"Accuracy on seen classes of {', '.join(line.name for line in lines)}"
     chart = line_chart(series, label, "classes seen", "accuracy, percent", decimals=2)
     rows = [[line.name, str(len(line.entries)), *map(str, line.curve)] for line in lines]
     return Figure(title, "", chart, (["method", "runs", *map(str, comparison.num_seen)], rows))
-
-
-def _series(line: Line, num_seen: Sequence[int], colour: int, both: bool) -> Series:
-    low, high = zip(*map(_band, line.curve), strict=True)
-    banded = len(line.entries) > 1
-    dashed = both and not line.entries[0].ccfa
-    means = [value.mean for value in line.curve]
-    return Series(line.name, num_seen, means, low if banded else None, high if banded else None, colour, dashed)
-
-
-def _band(value: Value) -> tuple[float, float]:
-    """One standard deviation to each side, within what an accuracy can be."""
-    spread = 0.0 if math.isnan(value.spread) else value.spread
-    return max(value.mean - spread, 0.0), min(value.mean + spread, 100.0)
 
 
 def _bars(comparison: Comparison) -> list[Figure]:
