@@ -24,7 +24,7 @@ from ccfa.experiments.first_stage import FirstStages
 from ccfa.experiments.stopping import stoppable
 from ccfa.experiments.sweep import sweep
 from ccfa.learning.acceleration import Acceleration, pick_device
-from ccfa.reporting.sweeps import StageLines
+from ccfa.reporting.terminal import Display
 
 SIXTH = f"{1 / 6:.6f}"
 READINGS: dict[str, tuple[bool, dict[str, str]]] = {  # with CCFA or not, options
@@ -94,7 +94,7 @@ def main() -> None:
                 Acceleration.for_device(device),
                 asked.at_once,
                 FirstStages(asked.out / ".first-stages"),
-                lambda resolved, run: StageLines(resolved, console),
+                lambda resolved, run: Display(resolved, console, several=True),
                 stop=stop,
             )
         except Stopped as stopped:

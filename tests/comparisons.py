@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ccfa.evaluation import DEFINITIONS, Report
-from ccfa.reporting.sameness import Entry
+from ccfa.evaluation import METRICS, Numbers, Report
+from ccfa.reporting.comparison import Entry
 
 SIZES = (4, 3, 3)
 
@@ -45,17 +45,15 @@ def entry(path="runs/a", value=0.5, finished=True, environment=None, seconds=10.
     content = config(**choices)
     num_seen = np.cumsum(content["resolved"]["stage_sizes"]).tolist()[: None if finished else 2]
     overall = [min(value + 0.1 * (1 - stage), 1.0) for stage in range(len(num_seen))]
-    metrics = {name: value + place / 1000 for place, name in enumerate(DEFINITIONS)}
+    numbers = Numbers(overall, {name: value + place / 1000 for place, name in enumerate(METRICS)})
+    logits = Numbers([0.1] * len(num_seen), dict.fromkeys(METRICS, 0.1))
     nearest = content["experiment"]["method"] == "icarl"
     report = Report(
         name=Path(path).name,
         config=copy.deepcopy(content),
         num_seen=num_seen,
-        overall=[0.1] * len(num_seen) if nearest else overall,
-        accuracy_matrix=[],
-        metrics=dict.fromkeys(DEFINITIONS, 0.1) if nearest else metrics,
-        metrics_by_nearest_mean=metrics if nearest else None,
-        overall_by_nearest_mean=overall if nearest else None,
+        own="nearest_mean" if nearest else "logits",
+        rules={"logits": logits, "nearest_mean": numbers} if nearest else {"logits": numbers},
         environment=environment or {"acceleration": {"precision": "float32"}, "device": "cpu", "ccfa": "1"},
         seconds=seconds,
         finished=finished,

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from ccfa.evaluation import DEFINITIONS, Report
+from ccfa.evaluation import METRICS, Numbers, Report
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.cells import Setting, experiment_for
 from ccfa.experiments.options import describe, plain
@@ -22,7 +22,6 @@ def result_report(setting: Setting, order: str, value: float, seed: int = 1) -> 
         report,
         name=experiment.name,
         config={"experiment": plain(experiment), "resolved": {**report.config["resolved"], "method": method}},
-        overall=[value] * len(report.overall),
-        metrics=dict.fromkeys(DEFINITIONS, value),
+        rules={report.own: Numbers([value] * len(report.overall), dict.fromkeys(METRICS, value))},
         environment={**report.environment, "commit": "0123456789ab", "at_once": 8},
     )

@@ -6,14 +6,13 @@ import numpy as np
 import torch
 
 from ccfa.data import ImageSet, split
-from ccfa.evaluation import Report, accuracy_matrix, matrix_rows, overall_accuracies, summary
-from ccfa.experiments import Experiment
+from ccfa.evaluation import Numbers, Report
+from ccfa.experiments import Experiment, Run
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.environment import environment
 from ccfa.experiments.experiment import Resolved
 from ccfa.files import write_atomically
 from ccfa.learning.acceleration import Acceleration
-from toy_runs import begun
 
 PER_CLASS = 20
 CPU = torch.device("cpu")
@@ -35,7 +34,7 @@ def synthetic_run(path, resolved, num_done=None, seed=0, state="finished", epoch
     """A run directory as such a run leaves it: later classes are preferred, older ones forgotten."""
     random = np.random.default_rng(seed)
     surroundings = environment(CPU, Acceleration.for_device(CPU))
-    directory = begun(path, resolved.config, {**surroundings, "commit": "0123456789ab"})
+    directory = Run.create(path, resolved.config, {**surroundings, "commit": "0123456789ab"})
     stages = resolved.stages[:num_done]
     by_logits, by_mean, labels, rows = [], [], [], []
     for stage in stages:
@@ -62,11 +61,11 @@ def synthetic_run(path, resolved, num_done=None, seed=0, state="finished", epoch
         name=path.name,
         config=resolved.config,
         num_seen=num_seen,
-        overall=overall_accuracies(by_logits, labels).tolist(),
-        accuracy_matrix=matrix_rows(accuracy_matrix(by_logits, labels, num_seen)),
-        metrics=summary(by_logits, labels, num_seen),
-        metrics_by_nearest_mean=summary(by_mean, labels, num_seen),
-        overall_by_nearest_mean=overall_accuracies(by_mean, labels).tolist(),
+        own="logits",
+        rules={
+            "logits": Numbers.of(by_logits, labels, num_seen),
+            "nearest_mean": Numbers.of(by_mean, labels, num_seen),
+        },
         environment=surroundings,
         seconds=sum(row["seconds"] for row in rows),
         finished=state == "finished",

@@ -22,9 +22,9 @@ def test_a_comparison_is_printed_and_lies_beside_the_runs(call, tmp_path):
         assert (code, err) == (0, "")
         assert "60.39 ± 1.83" in out
         assert "+1.52 ± 1.32" in out
-        assert f"left out, since they are no runs: {runs / '.first-stages'}" in out
+        assert str(runs / ".first-stages") in out
         assert f"Comparison: {runs / 'comparison' / 'index.html'}" in out
-    assert f"{runs / '.first-stages'}, {runs / 'comparison'}." in out
+    assert str(runs / "comparison") in out
     assert {path.name for path in (runs / "comparison").iterdir()} == FILES
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 

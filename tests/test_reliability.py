@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ccfa import errors
 from ccfa.experiments.stopping import TIME_LIMIT_CODE
-from ccfa.reporting.output import BROKEN_PIPE_CODE
+from ccfa.reporting.terminal import BROKEN_PIPE_CODE
 
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 

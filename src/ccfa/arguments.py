@@ -142,7 +142,7 @@ class Table(Speed):
     at_once: int = 1
     """How many runs share the device, or how many Slurm jobs run at a time."""
     orders: int = 3
-    """On how many of the paper's three class orders each cell is run."""
+    """On how many of the paper's three class orders each cell is shown and run."""
     checkpoint_minutes: float = 5.0
     """Store a run whenever its last checkpoint is so old; finished stages always are."""
     data_dir: Path | None = None

@@ -30,7 +30,7 @@ from ccfa.arguments import (
     Training,
     Verb,
 )
-from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line
+from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line, printable
 from ccfa.words import gathered, given_axes, given_options, typed
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def main() -> None:
         config=(FlagCreatePairsOff, OmitSubcommandPrefixes),
         args=gathered(sys.argv[1:]),
     )
-    from ccfa.reporting.output import BROKEN_PIPE_CODE, Output
+    from ccfa.reporting.terminal import BROKEN_PIPE_CODE, Output
 
     console = Output()
     try:
@@ -74,10 +74,10 @@ def main() -> None:
         verbs |= {Figure: _figure, Page: _report, List: _list, Doctor: _doctor}
         verbs[type(verb)](verb, console)
     except CcfaError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except Stopped as stopped:
-        print(stopped.message, file=sys.stderr)
+        print(printable(stopped.message), file=sys.stderr)
         sys.exit(stopped.code)
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
@@ -178,7 +178,7 @@ def _endurance(verb: Training) -> dict[str, Any]:
 
 def _sweep(verb: Sweep, console: "Console") -> None:
     from ccfa.experiments.plan import Plan
-    from ccfa.reporting.sweeps import sweep_shown
+    from ccfa.reporting.showing import sweep_shown
 
     plan = Plan(
         methods=verb.methods,
@@ -189,14 +189,18 @@ def _sweep(verb: Sweep, console: "Console") -> None:
         axes=given_axes(verb.axis),
     )
     course = {**_endurance(verb), "at_once": verb.at_once, "results": verb.results}
-    sweep_shown(plan, verb.out, verb.data_dir, *_speed(verb), console, **course)
+    sweep_shown(plan.experiments(), verb.out, verb.data_dir, *_speed(verb), console, **course)
 
 
 def _table(verb: Table, console: "Console") -> None:
-    from ccfa.reporting.filling import Wanted, fill_shown, print_plan, show_tables, submit_jobs, write_pages
+    from ccfa.reporting.paper_tables import Wanted, fill_shown, print_plan, show_tables, submit_jobs, write_pages
 
     if verb.fill + verb.plan + verb.slurm + verb.write > 1:
         raise UsageError("Choose one of --fill, --plan, --slurm and --write.")
+    if (verb.partition or verb.sbatch) and not verb.slurm:
+        raise UsageError("--partition and --sbatch belong to --slurm.")
+    if verb.minutes is not None and not (verb.fill or verb.slurm):
+        raise UsageError("--minutes belongs to --fill or --slurm.")
     wanted = Wanted(**{field.name: getattr(verb, field.name) for field in fields(Wanted)})
     speed = typed(verb, ("device", "precision", "no_compile", "no_graph", "checkpoint_minutes"))
     if verb.write:
@@ -221,9 +225,8 @@ def _speed(verb: Speed) -> "tuple[torch.device, Acceleration]":
 
 
 def _compare(verb: Compare, console: "Console") -> None:
-    from ccfa.reporting.comparison import compare
+    from ccfa.reporting.comparison import common_folder, compare, gather
     from ccfa.reporting.comparison_page import show_comparison
-    from ccfa.reporting.gathering import common_folder, gather
 
     entries, notes = gather(verb.runs)
     show_comparison(compare(entries, notes), verb.out or common_folder(entries), console)

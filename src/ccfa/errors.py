@@ -1,6 +1,7 @@
 """What can go wrong for a user, each kind with the exit code the command line gives it."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -74,7 +75,16 @@ def one_line(
 ) -> str:
     """A warning as the terminal shows it; where in the source it arose matters for those of others only."""
     where = "" if issubclass(category, Notice) else f"{category.__name__} ({filename}:{lineno}): "
-    return f"note: {where}{message}\n"
+    return printable(f"note: {where}{message}\n")
+
+
+def printable(text: str) -> str:
+    """The text with control characters written out: those of a foreign file must not reach the terminal.
+
+    >>> printable("a name\\x1b[2J")
+    'a name\\\\x1b[2J'
+    """
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:

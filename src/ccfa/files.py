@@ -13,7 +13,7 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -112,11 +112,28 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a CSV file with the keys of the first row as its header."""
+    write_atomically(path, csv_text([list(rows[0]), *([row[name] for name in rows[0]] for row in rows)]))
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows as CSV; a text that a spreadsheet would run as a formula is prefixed with an apostrophe.
+
+    >>> csv_text([["=2+2", "-0.5", -0.5]])
+    "'=2+2,-0.5,-0.5\\r\\n"
+    """
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(path, text.getvalue())
+    csv.writer(text).writerows([[_safe(cell) for cell in row] for row in rows])
+    return text.getvalue()
+
+
+def _safe(cell: Any) -> Any:
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

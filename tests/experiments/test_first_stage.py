@@ -81,7 +81,7 @@ def test_a_first_stage_from_the_store_changes_nothing(tmp_path, experiment):
     assert trained == {1, 2}
     for report, name in ((storing, "storing"), (taking, "taking")):
         assert report.metrics == alone.metrics
-        assert report.metrics_by_nearest_mean == alone.metrics_by_nearest_mean
+        assert report.rules == alone.rules
         assert report.accuracy_matrix == alone.accuracy_matrix
         assert weights(tmp_path / name) == weights(tmp_path / "alone")
 

@@ -76,7 +76,7 @@ def test_a_damaged_report_is_left_out_with_a_warning(tmp_path):
 
 def test_stored_accuracies_are_short(tmp_path):
     report = result_report(PODNET, "podnet-0", 1 / 3)
-    stored = json.loads(store_result(report, tmp_path).read_text())
+    stored = json.loads(store_result(report, tmp_path).read_text())["rules"]["logits"]
     assert stored["overall"][0] == 0.333333
     assert stored["metrics"]["average_incremental_accuracy"] == 1 / 3
 

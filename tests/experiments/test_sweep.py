@@ -67,7 +67,7 @@ def swept(plan, out, at_once=1, errors=None, **options):
 
 
 def numbers(report):
-    return report.num_seen, report.overall, report.accuracy_matrix, report.metrics, report.overall_by_nearest_mean
+    return report.num_seen, report.overall, report.rules
 
 
 def networks(out):

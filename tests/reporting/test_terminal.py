@@ -1,17 +1,14 @@
+"""What the terminal shows of a run: a live line on a screen, plain lines elsewhere."""
+
 import io
-from itertools import pairwise
 
 import pytest
-import torch
-from rich.console import Console
 
 from ccfa.data import Stage
-from ccfa.experiments import Experiment, Run, resolve, run
-from ccfa.experiments.options import schema
+from ccfa.experiments import Experiment, resolve
 from ccfa.learning import Progress
-from ccfa.methods import METHODS
 from ccfa.reporting import terminal
-from ccfa.reporting.terminal import Display, packed, planned_images
+from ccfa.reporting.terminal import Display, Output, planned_images
 from ccfa.reporting.values import duration
 
 RESOLVED = resolve(Experiment("podnet", scenario="4,3,3", options={"epochs": "1", "balanced_epochs": "1"}))
@@ -19,138 +16,115 @@ RESULT = {
     "accuracy": 0.5,
     "old_accuracy": 0.25,
     "new_accuracy": 0.75,
+    "logits_accuracy": 0.125,
     "nearest_mean_accuracy": 0.625,
     "seconds": 2.04,
 }
 
 
-def console(live=False, **options):
-    file = io.StringIO()
-    return file, Console(file=file, force_terminal=live, width=100, markup=False, highlight=False, **options)
+def console(live=False):
+    return Output(file=io.StringIO(), force_terminal=live, width=100)
 
 
 def at(epoch=0, batch=0, num_epochs=2):
     return Progress(Stage(1, 4, 7), "main", epoch, num_epochs, batch, 3, 64)
 
 
-@pytest.mark.parametrize(
-    ("method", "memory"),
-    [
-        *((method, {}) for method in METHODS),
-        *((method, {"memory": 3}) for method in ("replay", "ucir", "podnet", "bic")),
-        *((method, {"memory_total": 47}) for method in ("replay", "ucir", "podnet", "bic", "gdumb")),
-    ],
-)
-def test_the_plan_is_what_is_trained_on(tmp_path, method, memory):
-    names = [name for name in ("epochs", "balanced_epochs") if name in schema(METHODS[method])]
-    options = dict.fromkeys(names, "1")
-    resolved = resolve(Experiment(method, scenario="4,3,3", options=options, **memory))
-    directory = Run(tmp_path / "run")
-    _, quiet = console()
-    with Display(resolved, quiet) as display:
-        run(resolved, directory, display, torch.device("cpu"))
-    assert display.done_here == display.done == display.total == sum(planned_images(resolved)) > 0
+def test_the_plan_counts_new_images_and_exemplars():
+    sizes = RESOLVED.train.labels.bincount().tolist()
+    kept = RESOLVED.method.memory.per_class
+    later = sum(sizes[4:7]) + kept * 4, sum(sizes[7:]) + kept * 7
+    assert planned_images(RESOLVED) == [sum(sizes[:4]), 2 * later[0], 2 * later[1]]
 
 
-def test_piped_output_is_one_line_a_phase_without_controls():
-    file, plain = console()
+def test_a_pipe_gets_plain_lines(monkeypatch):
+    plain = console()
     with Display(RESOLVED, plain) as display:
+        monkeypatch.setattr(terminal.time, "monotonic", lambda: display.began)  # no time passes
         display.on_batch(at(), {})
         display.on_epoch(at(0), {"loss": 9.0}, 0.1, 1.0)
         display.on_epoch(at(1), {"loss": 1.2345}, 0.1, 1.0)
         display.on_stage(Stage(1, 4, 7), RESULT)
-    first, second = file.getvalue().splitlines()
-    assert first.startswith("stage 2/3 · main · epoch 2/2 · ")
-    assert first.endswith(" left · loss 1.234")
-    assert second == "stage 2/3  7 classes  accuracy 50.00%  (old 25.00%, new 75.00%)  nearest mean 62.50%  2.0 s"
-    assert not set("\r\x1b") & set(file.getvalue())
+    phase, stage = plain.file.getvalue().splitlines()
+    assert phase.startswith("stage 2/3 · main · epoch 2/2 · ")
+    assert "loss 1.234" in phase
+    assert stage.split("  ") == [
+        "stage 2/3",
+        "7 classes",
+        "accuracy 50.00%",
+        "(old 25.00%, new 75.00%)",
+        "nearest mean 62.50%",
+        "2.0 s",
+    ]
+    assert not set("\r\x1b") & set(plain.file.getvalue())
 
 
-def test_piped_output_shows_the_last_stages_accuracies():
-    file, plain = console()
+def test_long_phases_show_speed_and_time_left(monkeypatch):
+    plain = console()
     display = Display(RESOLVED, plain)
-    for accuracy in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4):
-        display.on_stage(Stage(0, 0, 4), {**RESULT, "accuracy": accuracy})
-    display.on_epoch(at(1), {"loss": 1.0}, 0.1, 1.0)
-    assert file.getvalue().splitlines()[-1].endswith("loss 1.000 · accuracies 80.0% 70.0% 60.0% 50.0% 40.0%")
-
-
-def test_the_time_left_knows_what_another_process_has_done(monkeypatch):
-    file, plain = console()
-    display = Display(RESOLVED, plain)
-    first, *others = planned_images(RESOLVED)
     display.on_stage(RESOLVED.stages[0], RESULT)  # as a continued run tells it
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: display.began + 8)
+    for seconds, num_lines in ((4.9, 1), (8, 2)):
+        monkeypatch.setattr(terminal.time, "monotonic", lambda: display.began + seconds)  # noqa: B023
+        display.last_shown = display.began
+        display.on_batch(at(), {})
+        assert len(plain.file.getvalue().splitlines()) == num_lines
+    left = duration((sum(planned_images(RESOLVED)[1:]) - 128) / 16)  # 128 images in 8 seconds
+    assert f" · 16 images/s · about {left} left · accuracies 50.0%" in plain.file.getvalue()
+
+
+def test_several_runs_have_their_names(monkeypatch):
+    screen = console(live=True)
+    display = Display(RESOLVED, screen, several=True)
+    display.on_epoch(at(1), {"loss": 1.0}, 0.1, 1.0)
+    display.on_stage(Stage(0, 0, 4), RESULT)
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: display.began + 61)
+    display.last_shown = display.began
     display.on_batch(at(), {})
-    left = duration((sum(others) - 64) / 8)
-    assert f" · 8 images/s · {left} left" in file.getvalue()
-    assert display.done == first + 64
+    lines = screen.file.getvalue().splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith(f"{RESOLVED.experiment.name}  stage ") for line in lines)
 
 
-@pytest.mark.parametrize("width", [20, 60, 80, 120])
-def test_parts_are_packed_into_the_width(width):
-    parts = ["stage 10/51", "balanced", "epoch 12/20", "12,345 images/s", "1:23:45 left", "accuracies 50.0% 40.0%"]
-    lines = packed(parts, width)
-    assert " · ".join(lines).replace("\n", "") == " · ".join(parts)
-    assert all(len(line) <= max(width, *map(len, parts)) for line in lines)
-    for line, following in pairwise(lines):
-        assert len(f"{line} · {following.split(' · ')[0]}") > width, "no line could have held more"
+def test_the_other_rule_stands_beside():
+    plain = console()
+    Display(resolve(Experiment("icarl")), plain).on_stage(Stage(1, 4, 7), RESULT)
+    assert "logits 12.50%" in plain.file.getvalue()
 
 
-def test_piped_output_shows_a_sign_of_life_in_long_phases(monkeypatch):
-    file, plain = console()
-    display = Display(RESOLVED, plain)
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: display.began + 4.9)
-    display.on_batch(at(), {})
-    assert file.getvalue() == ""
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: display.began + 8)
-    display.on_batch(at(), {})
-    # 128 images in 8 seconds
-    left = duration((display.total - 128) / 16)
-    assert file.getvalue() == f"stage 2/3 · main · epoch 1/2 · 16 images/s · {left} left\n"
-
-
-def test_beside_the_method_s_own_rule_stands_the_other_one():
-    file, plain = console()
-    Display(resolve(Experiment("icarl")), plain).on_stage(Stage(1, 4, 7), {**RESULT, "logits_accuracy": 0.125})
-    assert "accuracy 50.00%  (old 25.00%, new 75.00%)  logits 12.50%" in file.getvalue()
-
-
-def test_a_stage_without_old_classes_or_exemplars_leaves_them_out():
-    file, plain = console()
+def test_what_a_stage_lacks_is_left_out():
+    plain = console()
     missing = {"old_accuracy": None, "nearest_mean_accuracy": None}
     Display(RESOLVED, plain).on_stage(Stage(0, 0, 4), {**RESULT, **missing})
-    assert file.getvalue() == "stage 1/3  4 classes  accuracy 50.00%  2.0 s\n"
+    assert plain.file.getvalue() == "stage 1/3  4 classes  accuracy 50.00%  2.0 s\n"
 
 
-def test_a_screen_has_a_live_line_that_goes_away(monkeypatch):
+def test_a_screen_has_a_live_line(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    file, screen = console(live=True)
+    screen = console(live=True)
     with Display(RESOLVED, screen) as display:
         display.on_stage(Stage(0, 0, 4), RESULT)
         display.last_shown -= 1
         display.on_batch(at(), {})
-        shown = file.getvalue()
+        shown = screen.file.getvalue()
     assert "stage 2/3 · main · epoch 1/2" in shown
-    assert "accuracies 50.0%" in shown
     assert "\x1b[?25l" in shown, "the cursor is hidden while the line lives"
-    assert "\x1b[?25h" in file.getvalue(), "and comes back"
-    assert file.getvalue().rfind("\x1b[2K") > file.getvalue().rfind("epoch 1/2"), "the live line is erased"
-
-
-def test_the_live_line_is_not_drawn_at_every_step(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    file, screen = console(live=True)
-    with Display(RESOLVED, screen) as display:
-        for batch in range(100):
-            display.on_batch(at(batch=batch), {})
-    assert file.getvalue().count("images/s") < 50
+    written = screen.file.getvalue()
+    assert "\x1b[?25h" in written, "and comes back"
+    assert written.rfind("\x1b[2K") > written.rfind("epoch 1/2"), "the live line is erased"
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
-    file, dumb = console(live=True)
+    dumb = console(live=True)
     with Display(RESOLVED, dumb) as display:
         display.on_epoch(at(1), {"loss": 1.0}, 0.1, 1.0)
-    assert file.getvalue().startswith("stage 2/3")
-    assert not set("\r\x1b") & set(file.getvalue())
+    assert not set("\r\x1b") & set(dumb.file.getvalue())
+
+
+@pytest.mark.parametrize("text", ["a\x1b[2Jb", "\x9b2J", "bell\x07", "back\rover"])
+def test_control_characters_are_written_out(text):
+    plain = console()
+    plain.print(text)
+    plain.print("as [bold] it is\n")
+    assert not set("\x1b\x9b\x07\r") & set(plain.file.getvalue())
+    assert "[bold]" in plain.file.getvalue()

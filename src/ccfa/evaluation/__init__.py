@@ -2,37 +2,26 @@
 
 from ccfa.evaluation.metrics import (
     DEFINITIONS,
+    METRICS,
     accuracy,
     accuracy_matrix,
-    average_incremental_accuracy,
-    forgetting_first_minus_last,
-    forgetting_inclearn,
-    forgetting_lee2019,
     forgetting_max_minus_last,
-    last_accuracy,
-    new_class_accuracy,
-    old_class_accuracy,
+    mean_and_spread,
     overall_accuracies,
     summary,
 )
-from ccfa.evaluation.report import Report, matrix_rows, mean_and_spread, standard_error
+from ccfa.evaluation.report import Numbers, Report, rule_name
 
 __all__ = [
     "DEFINITIONS",
+    "METRICS",
+    "Numbers",
     "Report",
     "accuracy",
     "accuracy_matrix",
-    "average_incremental_accuracy",
-    "forgetting_first_minus_last",
-    "forgetting_inclearn",
-    "forgetting_lee2019",
     "forgetting_max_minus_last",
-    "last_accuracy",
-    "matrix_rows",
     "mean_and_spread",
-    "new_class_accuracy",
-    "old_class_accuracy",
     "overall_accuracies",
-    "standard_error",
+    "rule_name",
     "summary",
 ]

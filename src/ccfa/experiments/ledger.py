@@ -12,8 +12,7 @@ import numpy as np
 
 from ccfa.data import data_set, parse_scenario
 from ccfa.errors import ModelError, Notice, ResourceError
-from ccfa.evaluation import Report
-from ccfa.evaluation.report import mean_and_spread
+from ccfa.evaluation import Numbers, Report, mean_and_spread
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.cells import NUM_CLASSES, Cell, Setting, Table, experiment_for, setting_of
 from ccfa.experiments.experiment import Experiment, experiment_of
@@ -99,11 +98,7 @@ def store_result(report: Report, folder: Path) -> Path:
     experiment = experiment_of(report.config)
     scenario = experiment.scenario or default_scenario(experiment.data, len(report.config["resolved"]["class_names"]))
     path = folder / f"{Path(experiment.data).name}-{scenario}" / f"{experiment.name}.json"
-    rounded = replace(
-        report,
-        overall=[round(value, DECIMALS) for value in report.overall],
-        accuracy_matrix=[[value and round(value, DECIMALS) for value in row] for row in report.accuracy_matrix],
-    )
+    rounded = replace(report, rules={rule: _rounded(numbers) for rule, numbers in report.rules.items()})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -112,12 +107,17 @@ def store_result(report: Report, folder: Path) -> Path:
     return path
 
 
+def _rounded(numbers: Numbers) -> Numbers:
+    rows = [[value and round(value, DECIMALS) for value in row] for row in numbers.accuracy_matrix]
+    return replace(numbers, overall=[round(value, DECIMALS) for value in numbers.overall], accuracy_matrix=rows)
+
+
 def results_of(cell: Cell, results: Iterable[Result]) -> list[Result]:
     """The runs that measure a cell; earlier reports may lack its metric."""
     return [
         result
         for result in results
-        if result.setting == cell.setting and math.isfinite(result.report.own_metrics.get(cell.metric, math.nan))
+        if result.setting == cell.setting and math.isfinite(result.report.metrics.get(cell.metric, math.nan))
     ]
 
 
@@ -125,7 +125,7 @@ def measured(cell: Cell, results: Iterable[Result]) -> Measured | None:
     """Mean and spread over class orders, each order's seeds averaged first; None where nothing was run."""
     by_order: dict[str, list[float]] = {}
     for result in (found := results_of(cell, results)):
-        by_order.setdefault(result.order, []).append(100 * result.report.own_metrics[cell.metric])
+        by_order.setdefault(result.order, []).append(100 * result.report.metrics[cell.metric])
     if not found:
         return None
     return Measured(*mean_and_spread([float(np.mean(values)) for values in by_order.values()]), tuple(found))

@@ -11,10 +11,21 @@ from ccfa.errors import ResourceError, UsageError
 from ccfa.evaluation import DEFINITIONS
 from ccfa.files import write_atomically
 from ccfa.reporting.charts import NUM_COLOURS, Figure, Series, Table, bar_chart, line_chart
-from ccfa.reporting.comparison import METRICS, SPREAD, TIME, Comparison, Line
-from ccfa.reporting.formats import Grid, runs_grid, summary_grid, to_csv, to_latex, to_markdown
+from ccfa.reporting.comparison import COLUMNS, Comparison, Line
+from ccfa.reporting.formats import (
+    GAIN,
+    SECONDS,
+    SPREAD,
+    Grid,
+    definitions,
+    print_comparison,
+    runs_grid,
+    summary_grid,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 from ccfa.reporting.page import render
-from ccfa.reporting.tables import definitions, print_comparison
 from ccfa.reporting.values import Value
 
 PAGE = "index.html"
@@ -40,8 +51,8 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
         raise ResourceError(f"Could not create {folder}: {error.strerror}. Choose another with --out.") from error
     grid = summary_grid(comparison)
     write_atomically(folder / "table.csv", to_csv(grid))
-    write_atomically(folder / "table.md", to_markdown(grid, comparison))
-    write_atomically(folder / "table.tex", to_latex(grid, comparison))
+    write_atomically(folder / "table.md", to_markdown(grid, comparison.title))
+    write_atomically(folder / "table.tex", to_latex(grid, comparison.title))
     write_atomically(folder / "runs.csv", to_csv(runs_grid(comparison)))
     write_atomically(folder / PAGE, page(comparison))
     return folder / PAGE
@@ -60,7 +71,7 @@ def page(comparison: Comparison) -> str:
         curves=_curves(comparison),
         bars=_bars(comparison),
         runs=_texts(runs_grid(comparison)),
-        definitions=definitions(comparison),
+        definitions=definitions(summary_grid(comparison)),
         footer=f"Written by ccfa {ccfa.__version__}.",
     )
 
@@ -79,49 +90,37 @@ def _curves(comparison: Comparison) -> list[Figure]:
 
 
 def _curve(comparison: Comparison, lines: Sequence[Line], title: str) -> Figure:
-    kinds = [(line.method, line.entries[0].ccfa) for line in lines]
-    methods = list(dict.fromkeys(line.method for line in lines))
     # With and without CCFA in one colour, where nothing else has to be told apart by it.
-    by_method = len(set(kinds)) == len(kinds) and len(methods) > 1
-    both = any(ccfa for _, ccfa in kinds) and not all(ccfa for _, ccfa in kinds)
-    series = [
-        _series(line, comparison.num_seen, methods.index(line.method) if by_method else place, both)
-        for place, line in enumerate(lines)
-    ]
+    methods = list(dict.fromkeys(line.method for line in lines))
+    kinds = {(line.method, line.entries[0].ccfa) for line in lines}
+    by_method = len(kinds) == len(lines) and len(methods) > 1
+    both = len({ccfa for _, ccfa in kinds}) == 2
+    series = []
+    for place, line in enumerate(lines):
+        means = [value.mean for value in line.curve]
+        # One standard deviation to each side, within what an accuracy can be.
+        low = [max(value.mean - value.spread, 0.0) for value in line.curve] if len(line.entries) > 1 else None
+        high = [min(value.mean + value.spread, 100.0) for value in line.curve] if len(line.entries) > 1 else None
+        colour = methods.index(line.method) if by_method else place
+        dashed = both and not line.entries[0].ccfa
+        series.append(Series(line.name, comparison.num_seen, means, low, high, colour, dashed))
     label = f"Accuracy on seen classes of {', '.join(line.name for line in lines)}"
     chart = line_chart(series, label, "classes seen", "accuracy, percent", decimals=2)
     rows = [[line.name, str(len(line.entries)), *map(str, line.curve)] for line in lines]
     return Figure(title, "", chart, (["method", "runs", *map(str, comparison.num_seen)], rows))
 
 
-def _series(line: Line, num_seen: Sequence[int], colour: int, both: bool) -> Series:
-    low, high = zip(*map(_band, line.curve), strict=True)
-    banded = len(line.entries) > 1
-    dashed = both and not line.entries[0].ccfa
-    means = [value.mean for value in line.curve]
-    return Series(line.name, num_seen, means, low if banded else None, high if banded else None, colour, dashed)
-
-
-def _band(value: Value) -> tuple[float, float]:
-    """One standard deviation to each side, within what an accuracy can be."""
-    spread = 0.0 if math.isnan(value.spread) else value.spread
-    return max(value.mean - spread, 0.0), min(value.mean + spread, 100.0)
-
-
 def _bars(comparison: Comparison) -> list[Figure]:
     """The metrics, and what CCFA adds, as bars."""
     figures = [
         _bar(heading.capitalize(), DEFINITIONS[metric], [(line, line.value(metric)) for line in comparison.lines])
-        for metric, heading in METRICS.items()
+        for metric, heading in COLUMNS.items()
         if metric != "last_accuracy"  # the figures above end with it
     ]
     gains = [(line, line.gain) for line in comparison.lines if line.gain]
-    meaning = "average with CCFA minus without, in points, over pairs of runs of the same class order and seeds"
-    seconds = [(line, line.seconds) for line in comparison.lines]
-    paired = [[line.name, str(gain.num_pairs), str(gain.value)] for line, gain in gains]
-    gain_chart = _bar("Gain of CCFA", meaning, [(line, gain.value) for line, gain in gains])
-    figures.insert(1, gain_chart._replace(table=(["method", "pairs", "gain"], paired)))
-    figures.append(_bar("Time", f"seconds of {TIME}", seconds))
+    pairs = [[line.name, str(len(line.gains)), str(gain)] for line, gain in gains]
+    figures.insert(1, _bar("Gain of CCFA", GAIN, gains)._replace(table=(["method", "pairs", "gain"], pairs)))
+    figures.append(_bar("Time", f"seconds: {SECONDS}", [(line, line.seconds) for line in comparison.lines]))
     return [figure for figure in figures if figure.chart]
 
 

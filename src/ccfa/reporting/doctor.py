@@ -16,7 +16,7 @@ PACKAGES = ("numpy", "scikit-learn", "safetensors", "tyro", "rich", "pillow", "j
 
 
 def findings(data_dir: Path | None) -> Iterator[str]:
-    """One line for each thing looked at."""
+    """Versions, devices, data and disk space, one line for each."""
     yield f"ccfa {ccfa.__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield f"torch {torch.__version__}, {torch.get_num_threads()} threads"
     for package in PACKAGES:
@@ -24,25 +24,16 @@ def findings(data_dir: Path | None) -> Iterator[str]:
             yield f"{package} {version(package)}"
         except PackageNotFoundError:
             yield f"{package}: missing. Try: pip install {package}"
-    yield from _devices()
-    yield from _data(data_dir)
-    free = shutil.disk_usage(Path.cwd()).free
-    yield f"disk: {free / 1e9:.1f} GB free here"
-
-
-def _devices() -> Iterator[str]:
     if not torch.cuda.is_available():
         build = "a CPU build" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
         yield f"GPU: none found (torch is {build}); runs use the CPU. See 'PyTorch for your machine' in the README."
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         yield f"GPU {index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-
-
-def _data(data_dir: Path | None) -> Iterator[str]:
     where = data_dir or os.environ.get("CCFA_DATA")
     looked = f"not in {where}" if where else "no --data-dir and no $CCFA_DATA"
     for name, data in DATASETS.items():
         found = data.find(data_dir) if data.find else None
         missing = f"{looked}. " if data.find else ""
         yield f"{name}: {found or missing + data.description}"
+    yield f"disk: {shutil.disk_usage(Path.cwd()).free / 1e9:.1f} GB free here"

@@ -13,9 +13,7 @@ from ccfa.evaluation.similarity import Estimator
 from ccfa.experiments import Run
 from ccfa.experiments.analyses import KINDS, NUM_FEATURES, NUM_IMAGES, feature_plane, map_similarities
 from ccfa.files import write_atomically, write_table
-from ccfa.reporting.comparison import Comparison, compare
-from ccfa.reporting.gathering import common_folder, gather
-from ccfa.reporting.sameness import Entry, hashed, setting
+from ccfa.reporting.comparison import Comparison, Entry, common_folder, compare, gather, hashed, setting
 from ccfa.reporting.values import Value
 
 try:

@@ -140,20 +140,15 @@ def _report(
 ) -> tuple[list[int], dict[str, dict[str, float]], dict[str, list[float]]]:
     """Read the report: classes seen, metrics and accuracies by rule, the method's own rule first."""
     report: Report = directory.report()
-    metrics, overall = {"logits": report.metrics}, {"logits": report.overall}
-    if report.metrics_by_nearest_mean is not None and report.overall_by_nearest_mean is not None:
-        metrics["nearest_mean"], overall["nearest_mean"] = (
-            report.metrics_by_nearest_mean,
-            report.overall_by_nearest_mean,
-        )
-    rules = sorted(metrics, key=lambda rule: rule != report.own_rule.replace(" ", "_"))
+    rules = sorted(report.rules, key=lambda rule: rule != report.own)
+    overall = {rule: report.rules[rule].overall for rule in rules}
     num_seen = report.num_seen
     grows = all(type(seen) is int and before < seen < 10**9 for before, seen in pairwise([0, *num_seen]))
     if not num_seen or not grows or (planned and num_seen != planned[: len(num_seen)]):
         raise ModelError("It should have the stages of config.json.")
     if any(len(values) != len(num_seen) for values in overall.values()):
         raise ModelError("There should be an accuracy after each stage.")
-    return num_seen, {rule: metrics[rule] for rule in rules}, {rule: overall[rule] for rule in rules}
+    return num_seen, {rule: report.rules[rule].metrics for rule in rules}, overall
 
 
 def _predictions(

@@ -1,7 +1,6 @@
-"""A run as the terminal shows it: a live line or two on a screen, plain lines everywhere else."""
+"""The terminal, a pipe or a file: where the command line prints, and what it shows of a run at work."""
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -10,35 +9,57 @@ from rich.text import Text
 from torch import Tensor
 
 from ccfa.data import Stage
+from ccfa.errors import printable
+from ccfa.evaluation import rule_name
 from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.workload import workload
 from ccfa.learning import Progress
-from ccfa.methods.method import by_nearest_mean
-from ccfa.reporting.values import duration
+from ccfa.reporting.values import duration, percent
 
-SECONDS_BETWEEN_LINES = 5.0
-SECONDS_BETWEEN_REDRAWS = 0.1
+BROKEN_PIPE_CODE = 141  # 128 + SIGPIPE, as of a command that knows nothing of pipes
 ACCURACIES_SHOWN = 5
 
 
-class Display:
-    """Stage, phase, epoch, speed, time left and the last stages' accuracies; after each stage one permanent line."""
+class Output(Console):
+    """Prints text as it is, without markup and without control characters that others have put into it.
 
-    def __init__(self, resolved: Resolved, console: Console) -> None:
+    When the reader has left, as `head` does, the process ends quietly. A run at work is interrupted and can be
+    continued.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Text with control characters written out."""
+        return super().render_str(printable(text), **options)
+
+    def on_broken_pipe(self) -> None:
+        """End the process with the code of a broken pipe."""
+        try:
+            super().on_broken_pipe()
+        except SystemExit:
+            raise SystemExit(BROKEN_PIPE_CODE) from None
+
+
+class Display:
+    """Shows a run: one permanent line after each stage and, in between, where it stands.
+
+    On a screen that is a live line, redrawn in place; elsewhere a plain line every few seconds. One of several runs
+    at once has its name before each line, and a line once a minute.
+    """
+
+    def __init__(self, resolved: Resolved, console: Console, several: bool = False) -> None:
         self.console = console
+        self.prefix = f"{resolved.experiment.name}  " if several else ""
         self.num_stages = len(resolved.stages)
         self.plan = planned_images(resolved)
-        self.total = sum(self.plan)
-        # Shown beside the method's own accuracy is the one by the other rule.
-        nearest = resolved.method.predict is by_nearest_mean
-        self.other_rule = ("logits", "logits_accuracy") if nearest else ("nearest mean", "nearest_mean_accuracy")
-        self.done = 0
-        self.done_here = 0  # by this process: the speed is its own
+        self.other_rule = "nearest_mean" if rule_name(resolved.method.predict) == "logits" else "logits"
+        self.done = self.done_here = 0  # images; the speed is that of this process
         self.accuracies: list[float] = []
-        self.began = time.monotonic()
-        self.last_shown = self.began
-        redraws = console.is_terminal and not console.is_dumb_terminal
+        self.began = self.last_shown = time.monotonic()
+        redraws = console.is_terminal and not console.is_dumb_terminal and not several
         self.live = Live(console=console, auto_refresh=False, transient=True) if redraws else None
+        self.pause = 60.0 if several else 0.1 if redraws else 5.0  # seconds between lines
 
     def __enter__(self) -> "Display":
         if self.live:
@@ -50,69 +71,60 @@ class Display:
             self.live.stop()
 
     def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
-        """Redraw now and then."""
+        """Show where the run stands, now and then."""
         self.done += progress.batch_size
         self.done_here += progress.batch_size
-        pause = SECONDS_BETWEEN_REDRAWS if self.live else SECONDS_BETWEEN_LINES
-        if time.monotonic() - self.last_shown >= pause:
+        if time.monotonic() - self.last_shown >= self.pause:
             self._show(progress)
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
-        """A line at the end of each phase, also where nobody looks live."""
-        if not self.live and progress.epoch == progress.num_epochs - 1:
+        """Show the end of each phase where there is no live line."""
+        if not self.live and not self.prefix and progress.epoch == progress.num_epochs - 1:
             self._show(progress, f"loss {losses['loss']:.3f}")
 
     def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
-        """The stage's result, for good."""
+        """Show the stage's result."""
         self.accuracies.append(result["accuracy"])
         self.done = max(self.done, sum(self.plan[: stage.index + 1]))  # it may have been learned by another process
+        self.last_shown = time.monotonic()
         parts = [
             f"stage {stage.index + 1}/{self.num_stages}",
             f"{stage.num_seen} classes",
-            f"accuracy {result['accuracy']:.2%}",
+            f"accuracy {percent(result['accuracy'])}%",
         ]
         if result["old_accuracy"] is not None:
-            parts.append(f"(old {result['old_accuracy']:.2%}, new {result['new_accuracy']:.2%})")
-        rule, column = self.other_rule
-        if result[column] is not None:
-            parts.append(f"{rule} {result[column]:.2%}")
-        parts.append(f"{result['seconds']:.1f} s")
-        self.console.print("  ".join(parts), soft_wrap=True)
+            parts.append(f"(old {percent(result['old_accuracy'])}%, new {percent(result['new_accuracy'])}%)")
+        if result[f"{self.other_rule}_accuracy"] is not None:
+            parts.append(f"{self.other_rule.replace('_', ' ')} {percent(result[f'{self.other_rule}_accuracy'])}%")
+        self.console.print(self.prefix + "  ".join([*parts, f"{result['seconds']:.1f} s"]), soft_wrap=True)
 
     def _show(self, progress: Progress, *extra: str) -> None:
         self.last_shown = time.monotonic()
         rate = self.done_here / max(self.last_shown - self.began, 1e-9)
-        left = max(self.total - self.done, 0) / max(rate, 1e-9)
+        left = max(sum(self.plan) - self.done, 0) / max(rate, 1e-9)
         parts = [
             f"stage {progress.stage.index + 1}/{self.num_stages}",
             progress.phase,
             f"epoch {progress.epoch + 1}/{progress.num_epochs}",
             f"{rate:,.0f} images/s",
-            f"{duration(left)} left",
+            f"about {duration(left)} left",
             *extra,
         ]
         if self.accuracies:
-            earlier = " ".join(f"{accuracy:.1%}" for accuracy in self.accuracies[-ACCURACIES_SHOWN:])
-            parts.append(f"accuracies {earlier}")
+            parts.append("accuracies " + " ".join(f"{percent(one, 1)}%" for one in self.accuracies[-ACCURACIES_SHOWN:]))
+        line = self.prefix + " · ".join(parts)
         if self.live:
-            self.live.update(Text("\n".join(packed(parts, self.console.width))), refresh=True)
+            self.live.update(Text(line), refresh=True)
         else:
-            self.console.print(" · ".join(parts), soft_wrap=True)
-
-
-def packed(parts: Sequence[str], width: int) -> list[str]:
-    """The parts in as few lines of that width as hold them, none broken that fits."""
-    lines: list[str] = []
-    for part in parts:
-        longer = f"{lines[-1]} · {part}" if lines else part
-        if lines and len(longer) <= width:
-            lines[-1] = longer
-        else:
-            lines.append(part)
-    return lines
+            self.console.print(line, soft_wrap=True)
 
 
 def planned_images(resolved: Resolved) -> list[int]:
-    """How many images each stage will train on, counted with repetition."""
+    """About how many images each stage trains on, counted with repetition: new ones and exemplars in every epoch."""
     sizes = resolved.train.labels.bincount(minlength=resolved.train.num_classes).tolist()
-    return [work.images for work in workload(resolved.method, resolved.stages, sizes)]
+    plan = []
+    for stage in resolved.stages:
+        quota = resolved.method.memory.quota(max(stage.num_old, 1))
+        images = sum(sizes[stage.num_old : stage.num_seen]) + sum(min(size, quota) for size in sizes[: stage.num_old])
+        plan.append(images * sum(phase.epochs for phase in resolved.method.phases(stage)))
+    return plan
