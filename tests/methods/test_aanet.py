@@ -8,10 +8,9 @@ from ccfa.errors import UsageError
 from ccfa.learning import Learner
 from ccfa.learning.optimisation import optimise
 from ccfa.methods import METHODS
-from ccfa.methods.aanet import aanet
+from ccfa.methods.aanet import aanet, blends
 from ccfa.methods.afc import afc
 from ccfa.methods.baselines import joint
-from ccfa.methods.blending import blends
 from ccfa.methods.podnet import podnet
 from ccfa.methods.ucir import ucir
 from ccfa.models.aggregation import FusedLevel
@@ -79,11 +78,6 @@ def test_the_second_stage_starts_where_the_first_ended(name):
     images = learner.method.transforms.test(learner.train.images[:20])
     learner.network.eval()
     assert torch.equal(learner.network.backbone(images).embedding, learner.previous.backbone(images).embedding)
-
-
-def test_new_classes_start_as_in_the_plain_method():
-    for name, base in [("aanet", "podnet"), ("aanet-ucir", "ucir")]:
-        assert torch.equal(begun(tiny(name), STAGES[1]).network.head.new, begun(tiny(base), STAGES[1]).network.head.new)
 
 
 @pytest.mark.parametrize(("name", "resets"), [("aanet", True), ("aanet-ucir", False), ("aanet-afc", True)])

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 import reference_afc
-from ccfa.data import Stage, split
+from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.learning.step import step_losses
 from ccfa.losses.distillation import weighted_discrepancy, weighted_discrepancy_paper
-from ccfa.methods import Budget
 from ccfa.methods.afc import WeightedDiscrepancy, afc, divided_by_mean, squared_gradients
 from ccfa.methods.podnet import podnet
 from toys import STAGES, Only, Recorder, begun, learned, tiny
@@ -29,25 +28,11 @@ def test_podnet_but_for_the_terms():
     assert (method.head.func, method.head.keywords) == (base.head.func, base.head.keywords)
 
 
-@pytest.mark.parametrize(
-    ("increment", "first", "last"), [(10, 2.449, 3.162), (5, 3.317, 4.472), (2, 5.099, 7.071), (1, 7.141, 10)]
-)
-def test_weight_of_the_term(increment, first, last):
-    (term,) = (term() for term in afc().terms)
-    stages = split(100, 50, increment)
-    assert [term.factor(stages[1]), term.factor(stages[-1])] == pytest.approx([first, last], abs=1e-3)
-
-
 def test_the_paper_s_formula_is_there():
     (term,) = (term() for term in afc(discrepancy="paper", lambda_disc=0.5).terms)
     assert (term.loss, term.weight) == (weighted_discrepancy_paper, 0.5)
     with pytest.raises(UsageError, match="Did you mean 'paper'"):
         afc(discrepancy="papr")
-
-
-def test_it_needs_exemplars():
-    with pytest.raises(UsageError, match="exemplars"):
-        afc(memory=0)
 
 
 def gradients_of(loss: torch.Tensor, maps: list[torch.Tensor]) -> list[np.ndarray]:
@@ -159,7 +144,3 @@ def test_later_stages_use_the_importance():
     ones, zeros = losses(1.0), losses(0.0)
     assert ones[1] > 0
     assert zeros == [0.0] * len(zeros)
-
-
-def test_with_a_shared_memory():
-    assert len(learned(tiny("afc", Budget(total=12)), 2).memory) == 12

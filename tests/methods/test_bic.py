@@ -1,12 +1,9 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 import reference
 import reference_rivals as rivals
-from ccfa.data import Stage, split
 from ccfa.errors import UsageError
 from ccfa.experiments import Experiment, resolve
 from ccfa.learning import Learner
@@ -14,34 +11,18 @@ from ccfa.learning.optimisation import optimise
 from ccfa.learning.step import step_losses
 from ccfa.losses.distillation import softened_cross_entropy, softened_sigmoids
 from ccfa.methods import Budget, with_memory
-from ccfa.methods.bic import bic
-from ccfa.methods.correction import correction_alone, sgd_decaying_the_last
-from ccfa.methods.holding_out import (
+from ccfa.methods.bic import (
+    CorrectedLinearHead,
+    bic,
+    correction_alone,
     held_out,
     herd_apart,
     herd_beside_held_out,
-    not_held_out,
     num_held_out,
     parted,
+    sgd_decaying_the_last,
 )
-from ccfa.models import CorrectedLinearHead
-from toys import STAGES, RecordedImages, Recorder, begun, learned, rows_of, tiny, toy_images
-
-
-def test_published_setting():
-    method = bic()
-    assert method.memory.per_class == 20
-    (first,) = method.phases(Stage(0, 0, 50))
-    main, correction = method.phases(Stage(1, 50, 60))
-    assert first == main
-    assert (main.epochs, main.lr, main.batch_size, main.weight_decay) == (250, 0.1, 128, 2e-4)
-    rates = [main.lr * main.schedule(epoch, 250) for epoch in range(250)]
-    assert rates == pytest.approx([0.1] * 100 + [0.01] * 50 + [0.001] * 50 + [0.0001] * 50)
-    assert correction.epochs == 2 * main.epochs
-    assert not correction.use_terms
-    assert not correction.train_batch_norm
-    assert (method.transforms.padding, method.transforms.flip, method.transforms.brightness) == (4, True, 0)
-    assert [method.classification_weight(stage) for stage in split(100, 50, 25)] == pytest.approx([1, 1 / 3, 1 / 4])
+from toys import STAGES, Recorder, begun, learned, rows_of, tiny, toy_images
 
 
 def test_softened_cross_entropy_as_the_reference():
@@ -87,7 +68,7 @@ def test_loss_is_the_weighted_sum_with_a_corrected_teacher(loss, monkeypatch):
     with torch.no_grad():
         learner.previous.head.beta.fill_(0.5)
         learner.previous.head.gamma.fill_(-0.25)
-    rows = not_held_out(learner)
+    rows = learner.method.phases(stage)[0].rows(learner)
     images, labels = learner.method.transforms.test(learner.train.images[rows]), learner.train.labels[rows]
 
     def scores(network):
@@ -256,15 +237,3 @@ def test_predictions_use_the_correction():
     with torch.no_grad():
         learner.network.head.gamma.fill_(-1e6)
     assert learner.predict(images).max() < 2
-
-
-def test_held_out_rows_are_read_only_where_they_may_be():
-    method = tiny("bic")
-    method = replace(method, phases=replace(method.phases, phases=lambda stage: bic().phases(stage)[:1], epochs=1))
-    learner = Learner(method, toy_images())
-    learner.stage = STAGES[0]
-    learner.network.head.grow(2, learner.cpu_generator("head"))
-    learner.train.images = recorded = RecordedImages(learner.train.images)
-    optimise(learner, method.phases(STAGES[0])[0], 0)
-    assert recorded.read == set(not_held_out(learner).tolist())
-    assert not recorded.read & set(held_out(learner).tolist())

@@ -8,9 +8,8 @@ from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.learning.optimisation import descend
 from ccfa.methods import with_augmentation, with_image_augmentation
-from ccfa.methods.gdumb import gdumb, warm_restarts
+from ccfa.methods.gdumb import NormalisedLinearHead, gdumb
 from ccfa.methods.selection import pick_first
-from ccfa.models import NormalisedLinearHead
 from ccfa.models.resnet import resnet32_gdumb
 from toys import STAGES, begun, learned, tiny, toy_images
 
@@ -45,12 +44,6 @@ def test_published_setting():
     mix = method.image_augmentation
     assert isinstance(mix, CutMix)
     assert (mix.alpha, mix.probability, mix.in_first_stage) == (1, 0.5, True)
-
-
-def test_rate_in_numbers():
-    assert [warm_restarts(epoch, 32) for epoch in (0, 1, 2, 3, 4, 6, 8, 16)] == pytest.approx(
-        [0.1, 1, 1, 0.505, 1, 0.505, 1, 1]
-    )
 
 
 def test_later_stages_start_from_the_first_stage_s_backbone_with_a_fresh_head():

@@ -19,12 +19,9 @@ from ccfa.methods.parts import (
     Steps,
     all_but_old_classes,
     all_parameters,
-    balanced_exemplars,
     class_blocks,
-    constant,
     cosine,
     imprint,
-    new_and_exemplars,
     old_to_new,
     seen_to_new,
     sgd,
@@ -50,10 +47,6 @@ def test_steps_drop_at_fractions_of_the_epochs():
     assert [Steps((0.7,), gamma=0.2)(epoch, 10) for epoch in (6, 7)] == pytest.approx([1, 0.2])
 
 
-def test_constant():
-    assert {constant(epoch, 20) for epoch in range(20)} == {1.0}
-
-
 @pytest.mark.parametrize(
     ("stage", "seen", "old"),
     [(Stage(1, 50, 60), 2.449, 2.236), (Stage(5, 90, 100), 3.162, 3.0), (Stage(50, 99, 100), 10.0, 9.950)],
@@ -76,12 +69,6 @@ def test_parameter_selectors():
     assert {id(parameter) for parameter in all_parameters(network)} == everything
     assert {id(parameter) for parameter in all_but_old_classes(network)} == everything - {id(head.old)}
     assert [id(parameter) for parameter in class_blocks(network)] == [id(head.old), id(head.new)]
-
-
-def test_row_selectors_ask_the_learner():
-    learner = begun(tiny("replay"), STAGES[1])
-    assert torch.equal(new_and_exemplars(learner), learner.training_rows())
-    assert torch.equal(balanced_exemplars(learner), learner.balanced_rows())
 
 
 def test_phases_tell_the_first_stage_from_later_ones():

@@ -5,29 +5,11 @@ import pytest
 import torch
 
 import reference
-from ccfa.data import CIFAR100_UCIR, Stage, split
+from ccfa.data import Stage, split
 from ccfa.learning.optimisation import optimise
 from ccfa.learning.step import step_losses
-from ccfa.losses.classification import cross_entropy
 from ccfa.methods.ucir import ucir
-from ccfa.models import CosineHead
-from ccfa.models.resnet import resnet32_ucir
 from toys import STAGES, Recorder, begun, learned, tiny
-
-
-def test_published_setting():
-    method = ucir()
-    assert method.backbone is resnet32_ucir
-    assert method.transforms == CIFAR100_UCIR
-    assert method.criterion is cross_entropy
-    assert method.head is CosineHead
-    assert method.memory.per_class == 20
-    for stage in split(100, 50, 10):
-        (main,) = method.phases(stage)  # no balanced phase on CIFAR-100
-        assert (main.epochs, main.lr, main.batch_size, main.weight_decay) == (160, 0.1, 128, 5e-4)
-        assert main.clip_value is None
-        rates = [main.lr * main.schedule(epoch, main.epochs) for epoch in range(160)]
-        assert rates == pytest.approx([0.1] * 80 + [0.01] * 40 + [0.001] * 40)
 
 
 @pytest.mark.parametrize(

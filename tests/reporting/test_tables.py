@@ -165,4 +165,4 @@ def test_every_option_of_every_method_is_listed_with_type_and_default():
     podnet = {row[0]: row for row in map(cells, shown(tables[list(METHODS).index("podnet")]).splitlines())}
     assert podnet["epochs"] == ["epochs", "int", "160"]
     replay = {row[0]: row for row in map(cells, shown(tables[list(METHODS).index("replay")]).splitlines())}
-    assert replay["lr"] == ["lr", "float", "as the method it builds on"]
+    assert replay["lr"] == ["lr", "float", "0.1"]

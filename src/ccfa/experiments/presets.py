@@ -1,8 +1,11 @@
 """Published values for each data set, as plain data; what is not listed is the method's own default (CIFAR-100)."""
 
+import inspect
 from typing import Any
 
 from ccfa.data import DIGITS, FOLDER
+from ccfa.errors import choose
+from ccfa.methods import METHODS
 
 _DIGITS = {"backbone": "small", "transforms": DIGITS, "epochs": 20, "batch_size": 16}
 _DIGITS_MEMORY = {**_DIGITS, "memory": 4}
@@ -65,8 +68,16 @@ DEFAULT_ORDER = {"cifar100": "podnet-0"}
 
 
 def preset(method: str, data: str) -> dict[str, Any]:
-    """The options of a method on a data set; any image folder counts as `folder`."""
-    return PRESETS.get(data, PRESETS["folder"]).get(method, {})
+    """The options of a method on a data set; any image folder counts as `folder`.
+
+    A method that is not listed has those of the method it is built on, or of `finetune`, as far as it has such options.
+    """
+    listed = PRESETS.get(data, PRESETS["folder"])
+    if method in listed or not listed:
+        return listed.get(method, {})
+    factory = choose("method", method, METHODS)
+    values = preset(getattr(factory, "built_on", None) or "finetune", data)
+    return {name: value for name, value in values.items() if name in inspect.signature(factory).parameters}
 
 
 def default_scenario(data: str, num_classes: int) -> str:

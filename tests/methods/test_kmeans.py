@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.cluster import KMeans
 
-from ccfa.models.clustering import kmeans
+from ccfa.methods.parts import kmeans
 
 
 def seeded(seed: int) -> torch.Generator:
