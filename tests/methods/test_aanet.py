@@ -36,7 +36,7 @@ def test_everything_else_is_the_method_s(name):
         assert method.phases(stage) == base.phases(stage)
 
 
-def test_any_method_with_an_old_head_can_be_wrapped():
+def test_any_method_can_be_wrapped():
     assert aanet(METHODS["replay"]()).name == "aanet-replay"
     with pytest.raises(UsageError, match="AANet has no meaning for joint: it starts afresh"):
         aanet(joint())
@@ -56,7 +56,7 @@ def test_two_branches_from_the_second_stage_on(name):
 
 
 @every_one
-def test_the_stable_kernels_are_those_of_the_first_stage(name):
+def test_stable_kernels_are_the_first_stage_s(name):
     learner = learned(tiny(name), 3)
     state, initial = learner.network.backbone.state_dict(), learner.initial.backbone.state_dict()
     compared = 0
@@ -134,7 +134,7 @@ def test_the_blend_phase_moves_the_blend_alone():
     assert moved == {f"backbone.levels.{level}.blend" for level in range(3)}
 
 
-def test_at_the_published_rate_the_blend_stays_a_half():
+def test_published_rate_keeps_the_blend():
     learner, _ = blends_after(1e-8)
     assert [blend.item() for blend in blends(learner.network)] == pytest.approx([0.5] * 3, abs=1e-5)
 

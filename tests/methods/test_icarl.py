@@ -59,7 +59,7 @@ def test_criterion_and_term_are_the_published_loss_together():
     assert total.item() == pytest.approx(rivals.icarl_loss(logits.detach().numpy(), labels.numpy(), teacher), rel=1e-12)
 
 
-def test_augmented_samples_share_l_cls_and_leave_the_distillation_whole():
+def test_augmented_samples_leave_distillation_whole():
     head, previous_head, embedding, previous, labels = random_batch()
     own = Samples.of(head.embed(embedding), labels)
     every = own.and_also(2 * own.features, labels.flip(0), torch.ones(7, dtype=torch.float64))

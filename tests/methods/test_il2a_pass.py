@@ -96,7 +96,7 @@ def test_prototype_term_as_numpy():
     assert value.item() == pytest.approx(10 * reference.cross_entropy(logits, classes).mean(), rel=1e-4)
 
 
-def test_images_that_only_fill_a_place_are_not_kept_in_place():
+def test_images_of_weight_zero_may_move():
     learner = begun(tiny("il2a"), STAGES[1])
     step = step_of(learner)
     step = step._replace(samples=step.samples._replace(weights=torch.tensor([[1.0], [0.0], [1.0], [0.0]])))
@@ -166,7 +166,7 @@ def test_turned_classes_compete_in_the_classification():
 
 
 @pytest.mark.parametrize("name", ["il2a", "pass"])
-def test_feature_augmentation_starts_from_the_batch_s_own_images(name):
+def test_augmentation_starts_from_own_images(name):
     seen = []
 
     class Watching(CCFA):

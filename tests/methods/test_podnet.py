@@ -12,23 +12,20 @@ from ccfa.learning.step import step_losses
 from ccfa.losses.classification import nca_exclusive
 from ccfa.losses.distillation import cosine_distance, pod_spatial, pod_spatial_paper, squared_distance
 from ccfa.methods import Budget
+from ccfa.methods.parts import seen_to_new
 from ccfa.methods.podnet import podnet
 from toys import STAGES, begun, learned, tiny
 
 FIRST, SECOND = split(100, 50, 10)[:2]
 
 
-@pytest.mark.parametrize(
-    ("increment", "first", "last"), [(10, 2.449, 3.162), (5, 3.317, 4.472), (2, 5.099, 7.071), (1, 7.141, 10)]
-)
-def test_weights_of_the_terms(increment, first, last):
-    flat, spatial = (term() for term in podnet().terms)
-    stages = split(100, 50, increment)
-    assert (flat.name, spatial.name) == ("pod-flat", "pod-spatial")
-    for term, base in ((flat, 1.0), (spatial, 3.0)):
-        assert term.weight == base
-        assert term.factor(stages[1]) == pytest.approx(first, abs=1e-3)
-        assert term.factor(stages[-1]) == pytest.approx(last, abs=1e-3)
+def test_published_phases_and_terms():
+    main, balanced = podnet().phases(STAGES[1])
+    assert (balanced.epochs, balanced.lr, balanced.batch_size, balanced.weight_decay) == (20, 0.05, 128, 5e-4)
+    assert main.clip_value == balanced.clip_value == 5
+    assert balanced.train_batch_norm
+    found = [(term.name, term.weight, term.factor) for term in (term() for term in podnet().terms)]
+    assert found == [("pod-flat", 1.0, seen_to_new), ("pod-spatial", 3.0, seen_to_new)]
 
 
 def test_code_and_paper_are_both_there():
@@ -52,7 +49,7 @@ def test_main_phase_trains_all_but_the_old_proxies():
     assert moved_by(learner, 0, STAGES[1]) == everything - {"head.old"}
 
 
-def test_balanced_phase_trains_all_proxies_and_moves_running_statistics():
+def test_balanced_phase_trains_all_proxies():
     learner = begun(tiny("podnet"), STAGES[1])
     backbone = {f"backbone.{key}" for key, _ in learner.network.backbone.named_buffers()}
     assert moved_by(learner, 1, STAGES[1]) == {"head.old", "head.new"} | backbone
@@ -68,7 +65,7 @@ def test_eta_is_carried_over_the_stages():
     assert learner.network.head.scale.item() != eta == learner.previous.head.scale.item()
 
 
-def test_distillation_starts_at_zero_where_only_batch_statistics_differ():
+def test_distillation_starts_at_zero():
     learner = begun(tiny("podnet"), STAGES[1])
     learner.network.eval()  # as the previous network runs
     main = learner.method.phases(STAGES[1])[0]
@@ -77,7 +74,7 @@ def test_distillation_starts_at_zero_where_only_batch_statistics_differ():
     assert losses["pod-spatial"].item() == pytest.approx(0, abs=1e-5)
 
 
-def test_a_shared_memory_too_small_for_the_classes_is_refused():
+def test_too_small_shared_memory_is_refused():
     learner = learned(tiny("podnet", Budget(total=3)), 1)
     with pytest.raises(UsageError, match="exemplars"):
         learner.learn(STAGES[1])
@@ -106,6 +103,6 @@ def test_sizes_on_cifar100(cifar100):
     assert num_batches(len(rows), method.phases(second)[0].batch_size) == 47
 
 
-def test_the_classification_weight_acts_from_the_second_stage_on():
+def test_classification_weight_of_later_stages():
     weighed = podnet(lambda_classification=0.25).classification_weight
     assert [weighed(stage) for stage in STAGES] == [1.0, 0.25, 0.25]
