@@ -92,17 +92,6 @@ def test_the_learned_scale_starts_again_once_on_podnet(name, resets):
     assert learner.network.head.scale.item() == learner.previous.head.scale.item() != 1
 
 
-@every_one
-def test_frozen_kernels_are_in_no_optimiser(name):
-    learner = begun(tiny(name), STAGES[1])
-    names = {id(tensor): key for key, tensor in learner.network.named_parameters()}
-    main = learner.method.phases(STAGES[1])[0]
-    trained = [names[id(parameter)] for parameter in main.parameters(learner.network)]
-    assert not [key for key in trained if key.endswith((".original", ".blend"))]
-    assert len([key for key in trained if key.endswith(".factors")]) == 7
-    assert [key for key in trained if ".stable." in key and "norm" in key]
-
-
 def blends_after(lr: float) -> tuple[Learner, Recorder]:
     recorder = Recorder()
     return learned(tiny("aanet", learn_blend=True, blend_lr=lr), 2, observer=recorder), recorder
@@ -132,11 +121,6 @@ def test_the_blend_phase_moves_the_blend_alone():
     optimise(learner, main.after_epoch, 0, 0)
     moved = {key for key, value in learner.network.state_dict().items() if not torch.equal(value, before[key])}
     assert moved == {f"backbone.levels.{level}.blend" for level in range(3)}
-
-
-def test_published_rate_keeps_the_blend():
-    learner, _ = blends_after(1e-8)
-    assert [blend.item() for blend in blends(learner.network)] == pytest.approx([0.5] * 3, abs=1e-5)
 
 
 def test_the_first_stage_has_no_blend_to_learn():

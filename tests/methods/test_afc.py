@@ -124,14 +124,6 @@ def test_importance_one_is_plain_discrepancy():
     assert losses["discrepancy"].item() == pytest.approx(4 * math.sqrt(2) * plain, rel=1e-4)
 
 
-def test_no_discrepancy_where_only_batch_statistics_differ():
-    learner = begun(tiny("afc"), STAGES[1])
-    learner.network.eval()
-    main = learner.method.phases(STAGES[1])[0]
-    losses = step_losses(learner, learner.training_rows(), main, learner.generator("step"))
-    assert losses["discrepancy"].item() == 0
-
-
 def test_later_stages_use_the_importance():
     def losses(importance: float) -> list[float]:
         recorder = Recorder()

@@ -9,7 +9,6 @@ from ccfa.errors import UsageError
 from ccfa.learning.optimisation import descend
 from ccfa.methods import with_augmentation, with_image_augmentation
 from ccfa.methods.gdumb import NormalisedLinearHead, gdumb
-from ccfa.methods.selection import pick_first
 from ccfa.models.resnet import resnet32_gdumb
 from toys import STAGES, begun, learned, tiny, toy_images
 
@@ -76,11 +75,6 @@ def test_from_scratch_the_memory_is_all_there_is():
         assert torch.bincount(learner.train.labels[rows]).tolist() == [3] * stage.num_seen
     initial, current = learner.initial.backbone.state_dict(), learner.network.backbone.state_dict()
     assert not torch.equal(initial["levels.0.0.weight"], current["levels.0.0.weight"])
-
-
-def test_first_images_are_kept():
-    chosen = pick_first([torch.zeros(5, 2), torch.zeros(2, 2)], 3, torch.Generator())
-    assert [picks.tolist() for picks in chosen] == [[0, 1, 2], [0, 1]]
 
 
 def test_head_normalises_its_logits_as_the_reference():

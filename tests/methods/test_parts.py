@@ -4,7 +4,6 @@ from dataclasses import FrozenInstanceError, replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import reference
 from ccfa.augmentation import Samples
@@ -15,7 +14,6 @@ from ccfa.methods import Budget, Step, with_memory
 from ccfa.methods.parts import (
     EmbeddingDistillation,
     MapDistillation,
-    Phases,
     Steps,
     all_but_old_classes,
     all_parameters,
@@ -24,7 +22,6 @@ from ccfa.methods.parts import (
     imprint,
     old_to_new,
     seen_to_new,
-    sgd,
 )
 from ccfa.models import CosineHead, Features
 from toys import STAGES, begun, learned, tiny
@@ -56,12 +53,6 @@ def test_factors_of_the_distillation_weights(stage, seen, old):
     assert old_to_new(stage) == pytest.approx(old, abs=1e-3)
 
 
-def test_sgd():
-    (group,) = sgd([nn.Parameter(torch.zeros(1))], 0.3, 5e-4).param_groups
-    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.3, 0.9, 5e-4)
-    assert not group["nesterov"]
-
-
 def test_parameter_selectors():
     network = begun(tiny("podnet"), STAGES[1]).network
     head = network.head
@@ -69,13 +60,6 @@ def test_parameter_selectors():
     assert {id(parameter) for parameter in all_parameters(network)} == everything
     assert {id(parameter) for parameter in all_but_old_classes(network)} == everything - {id(head.old)}
     assert [id(parameter) for parameter in class_blocks(network)] == [id(head.old), id(head.new)]
-
-
-def test_phases_tell_the_first_stage_from_later_ones():
-    first, *later = tiny("podnet").phases(STAGES[1])
-    phases = Phases(first=(first,), later=tuple(later))
-    assert phases(Stage(0, 0, 2)) == (first,)
-    assert phases(Stage(1, 2, 4)) == phases(Stage(7, 14, 16)) == tuple(later)
 
 
 @pytest.fixture

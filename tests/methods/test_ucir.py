@@ -9,7 +9,7 @@ from ccfa.data import Stage
 from ccfa.learning.optimisation import optimise
 from ccfa.learning.step import step_losses
 from ccfa.methods.ucir import ucir
-from toys import STAGES, Recorder, begun, learned, tiny
+from toys import STAGES, Recorder, begun, tiny
 
 
 def step_of(stage: Stage):
@@ -62,18 +62,6 @@ def test_old_classes_stay_and_all_else_moves():
     assert torch.equal(after["head.old"], before["head.old"])
     still = [key for key in after if torch.equal(after[key], before[key])]
     assert still == ["head.old"]
-
-
-def test_scale_starts_at_one_and_is_carried_over():
-    learner = learned(tiny("ucir"), 0)
-    assert learner.network.head.scale.item() == 1
-    learner.learn(STAGES[0])
-    scale = learner.network.head.scale.item()
-    assert scale != 1
-    again = begun(tiny("ucir"), STAGES[1])
-    assert again.network.head.scale.item() == scale == again.previous.head.scale.item()
-    optimise(again, again.method.phases(STAGES[1])[0], 0)
-    assert again.network.head.scale.item() != scale == again.previous.head.scale.item()
 
 
 def test_balanced_phase_of_imagenet1000():
