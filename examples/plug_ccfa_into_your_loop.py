@@ -10,7 +10,7 @@ from ccfa import cross_class_features, load
 
 
 def criterion(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Your loss, one value a row."""
+    """Your loss, one value per row."""
     return F.cross_entropy(logits, labels, reduction="none")
 
 
@@ -20,19 +20,20 @@ def train_on(backbone: nn.Module, head: nn.Linear, old_head: nn.Linear | None, r
     x, y = pixels[rows], train.labels[rows]
     for _ in range(60):
         features = backbone(x)
-        losses = criterion(head(features), y)
+        losses, weights = criterion(head(features), y), torch.ones(len(y))
         if old_head is not None:
-            augmented, pseudo_labels, weights = cross_class_features(
-                features, y, head, old_head, criterion, num_old=old_head.out_features, generator=generator, count=1
+            augmented, pseudo_labels, counted = cross_class_features(
+                features, y, head, old_head, criterion, num_old=old_head.out_features, count=1
             )
-            losses = torch.cat([losses, weights * criterion(head(augmented), pseudo_labels)])
+            losses = torch.cat([losses, criterion(head(augmented), pseudo_labels)])
+            weights = torch.cat([weights, counted])
+        loss = (weights * losses).sum() / weights.sum()  # L_cls: rows of weight 0 do not count
         optimiser.zero_grad()
-        losses.mean().backward()
+        loss.backward()
         optimiser.step()
 
 
 torch.manual_seed(0)
-generator = torch.Generator().manual_seed(0)
 train, test = load("digits")
 pixels = train.images.flatten(1) / 255
 backbone = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32))

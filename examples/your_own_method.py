@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 from torch.nn import functional as F
 
-from ccfa import CCFA, Learner, Method, build_method, load, split, with_augmentation
+from ccfa import CCFA, METHODS, Learner, Method, build_method, load, register_method, split, with_augmentation
 from ccfa.methods import Step, Term
 
 
@@ -19,7 +19,7 @@ class LogitDistillation(Term):
 
     def forward(self, step: Step) -> Tensor:
         """The penalty of a batch."""
-        before = step.previous_head(step.previous_head.embed(step.previous_features.embedding))
+        before = step.previous_logits
         now = step.head(step.head.embed(step.features.embedding))[:, : step.stage.num_old]
         return F.kl_div(
             F.log_softmax(now / self.temperature, dim=1),
@@ -29,15 +29,15 @@ class LogitDistillation(Term):
         )
 
 
-def replay_without_forgetting(temperature: float = 2.0) -> Method:
-    """Replay with one more term; everything else is a part that exists."""
-    return replace(
-        build_method("replay", "digits"), name="replay+lwf", terms=(partial(LogitDistillation, temperature),)
-    )
+@register_method("lwf", METHODS["replay"])
+def replay_without_forgetting(method: Method, *, temperature: float = 2.0) -> Method:
+    """Replay with one more term. It has replay's options and presets too."""
+    return replace(method, terms=(partial(LogitDistillation, temperature),))
 
 
 train, test = load("digits")
-for method in (replay_without_forgetting(), with_augmentation(replay_without_forgetting(), CCFA(count=1))):
+lwf = build_method("lwf", "digits")
+for method in (lwf, with_augmentation(lwf, CCFA(count=1))):
     learner = Learner(method, train)
     for stage in split(train.num_classes, initial=6, increment=2):
         learner.learn(stage)

@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from ccfa.data import ImageSet, Stage, load, register_data, split
     from ccfa.experiments import build_method
     from ccfa.learning import Learner
-    from ccfa.methods import METHODS, Method, with_augmentation
+    from ccfa.methods import METHODS, Method, Recipe, register_method, with_augmentation
+    from ccfa.models import register_backbone, wrap
+    from ccfa.plugins import load_plugin
 
 __version__ = "0.1.0"
 
@@ -19,14 +21,19 @@ _HOME = {
     "Learner": "learning",
     "METHODS": "methods",
     "Method": "methods",
+    "Recipe": "methods",
     "Samples": "augmentation",
     "Stage": "data",
     "build_method": "experiments",
     "cross_class_features": "augmentation",
     "load": "data",
     "register_data": "data",
+    "load_plugin": "plugins",
+    "register_backbone": "models",
+    "register_method": "methods",
     "split": "data",
     "with_augmentation": "methods",
+    "wrap": "models",
 }
 
 __all__ = [
@@ -36,14 +43,19 @@ __all__ = [
     "ImageSet",
     "Learner",
     "Method",
+    "Recipe",
     "Samples",
     "Stage",
     "build_method",
     "cross_class_features",
     "load",
+    "load_plugin",
+    "register_backbone",
     "register_data",
+    "register_method",
     "split",
     "with_augmentation",
+    "wrap",
 ]
 
 

@@ -103,7 +103,7 @@ def test_validation_holds_training_images_out_and_says_so():
         ({"validation": float("nan")}, "above 0 and below 1"),
         ({"options": {"epocs": "3"}}, "Did you mean 'epochs'"),
         ({"options": {"backbone": "smal"}}, "Did you mean 'small'"),
-        ({"options": {"batch_size": "0"}}, "batch size must be at least 1"),
+        ({"options": {"batch_size": "0"}}, "batch_size"),
         ({"options": {"ccfa.count": "3"}}, "ccfa.count need --ccfa"),
         ({"ccfa": True, "options": {"ccfa.cont": "3"}}, "Did you mean 'count'"),
         ({"mix": "cutmx"}, "Did you mean 'cutmix'"),

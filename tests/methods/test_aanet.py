@@ -8,10 +8,9 @@ from ccfa.errors import UsageError
 from ccfa.learning import Learner
 from ccfa.learning.optimisation import optimise
 from ccfa.methods import METHODS
-from ccfa.methods.aanet import aanet
+from ccfa.methods.aanet import aanet, blends
 from ccfa.methods.afc import afc
 from ccfa.methods.baselines import joint
-from ccfa.methods.blending import blends
 from ccfa.methods.podnet import podnet
 from ccfa.methods.ucir import ucir
 from ccfa.models.aggregation import FusedLevel
@@ -37,7 +36,7 @@ def test_everything_else_is_the_method_s(name):
         assert method.phases(stage) == base.phases(stage)
 
 
-def test_any_method_with_an_old_head_can_be_wrapped():
+def test_any_method_can_be_wrapped():
     assert aanet(METHODS["replay"]()).name == "aanet-replay"
     with pytest.raises(UsageError, match="AANet has no meaning for joint: it starts afresh"):
         aanet(joint())
@@ -57,7 +56,7 @@ def test_two_branches_from_the_second_stage_on(name):
 
 
 @every_one
-def test_the_stable_kernels_are_those_of_the_first_stage(name):
+def test_stable_kernels_are_the_first_stage_s(name):
     learner = learned(tiny(name), 3)
     state, initial = learner.network.backbone.state_dict(), learner.initial.backbone.state_dict()
     compared = 0
@@ -81,11 +80,6 @@ def test_the_second_stage_starts_where_the_first_ended(name):
     assert torch.equal(learner.network.backbone(images).embedding, learner.previous.backbone(images).embedding)
 
 
-def test_new_classes_start_as_in_the_plain_method():
-    for name, base in [("aanet", "podnet"), ("aanet-ucir", "ucir")]:
-        assert torch.equal(begun(tiny(name), STAGES[1]).network.head.new, begun(tiny(base), STAGES[1]).network.head.new)
-
-
 @pytest.mark.parametrize(("name", "resets"), [("aanet", True), ("aanet-ucir", False), ("aanet-afc", True)])
 def test_the_learned_scale_starts_again_once_on_podnet(name, resets):
     learner = begun(tiny(name), STAGES[1])
@@ -96,17 +90,6 @@ def test_the_learned_scale_starts_again_once_on_podnet(name, resets):
     assert learner.network.head.scale.item() == (learned_scale if resets else 1)
     learner = begun(tiny(name), STAGES[2])
     assert learner.network.head.scale.item() == learner.previous.head.scale.item() != 1
-
-
-@every_one
-def test_frozen_kernels_are_in_no_optimiser(name):
-    learner = begun(tiny(name), STAGES[1])
-    names = {id(tensor): key for key, tensor in learner.network.named_parameters()}
-    main = learner.method.phases(STAGES[1])[0]
-    trained = [names[id(parameter)] for parameter in main.parameters(learner.network)]
-    assert not [key for key in trained if key.endswith((".original", ".blend"))]
-    assert len([key for key in trained if key.endswith(".factors")]) == 7
-    assert [key for key in trained if ".stable." in key and "norm" in key]
 
 
 def blends_after(lr: float) -> tuple[Learner, Recorder]:
@@ -138,11 +121,6 @@ def test_the_blend_phase_moves_the_blend_alone():
     optimise(learner, main.after_epoch, 0, 0)
     moved = {key for key, value in learner.network.state_dict().items() if not torch.equal(value, before[key])}
     assert moved == {f"backbone.levels.{level}.blend" for level in range(3)}
-
-
-def test_at_the_published_rate_the_blend_stays_a_half():
-    learner, _ = blends_after(1e-8)
-    assert [blend.item() for blend in blends(learner.network)] == pytest.approx([0.5] * 3, abs=1e-5)
 
 
 def test_the_first_stage_has_no_blend_to_learn():

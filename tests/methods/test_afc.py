@@ -7,11 +7,10 @@ import pytest
 import torch
 
 import reference_afc
-from ccfa.data import Stage, split
+from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.learning.step import step_losses
 from ccfa.losses.distillation import weighted_discrepancy, weighted_discrepancy_paper
-from ccfa.methods import Budget
 from ccfa.methods.afc import WeightedDiscrepancy, afc, divided_by_mean, squared_gradients
 from ccfa.methods.podnet import podnet
 from toys import STAGES, Only, Recorder, begun, learned, tiny
@@ -29,25 +28,11 @@ def test_podnet_but_for_the_terms():
     assert (method.head.func, method.head.keywords) == (base.head.func, base.head.keywords)
 
 
-@pytest.mark.parametrize(
-    ("increment", "first", "last"), [(10, 2.449, 3.162), (5, 3.317, 4.472), (2, 5.099, 7.071), (1, 7.141, 10)]
-)
-def test_weight_of_the_term(increment, first, last):
-    (term,) = (term() for term in afc().terms)
-    stages = split(100, 50, increment)
-    assert [term.factor(stages[1]), term.factor(stages[-1])] == pytest.approx([first, last], abs=1e-3)
-
-
 def test_the_paper_s_formula_is_there():
     (term,) = (term() for term in afc(discrepancy="paper", lambda_disc=0.5).terms)
     assert (term.loss, term.weight) == (weighted_discrepancy_paper, 0.5)
-    with pytest.raises(UsageError, match="Did you mean 'paper'"):
+    with pytest.raises(UsageError, match="'paper'"):
         afc(discrepancy="papr")
-
-
-def test_it_needs_exemplars():
-    with pytest.raises(UsageError, match="exemplars"):
-        afc(memory=0)
 
 
 def gradients_of(loss: torch.Tensor, maps: list[torch.Tensor]) -> list[np.ndarray]:
@@ -72,7 +57,7 @@ def test_nothing_matters_more_where_nothing_matters():
     assert divided_by_mean(torch.tensor([1.0, 3.0])).tolist() == [0.5, 1.5]
 
 
-def test_importance_has_mean_one_on_each_level_and_is_renewed_by_each_stage():
+def test_importance_has_mean_one():
     learner = learned(tiny("afc"), 1)
     (term,) = learner.terms
     first = term.importance.clone()
@@ -86,7 +71,7 @@ def test_importance_has_mean_one_on_each_level_and_is_renewed_by_each_stage():
     assert torch.equal(term.state_dict()["importance"], term.importance)
 
 
-def test_the_estimate_is_the_reference_s_over_one_pass():
+def test_importance_estimate_matches_the_reference():
     learner = learned(tiny("afc"), 1)
     (term,) = learner.terms
     start = learner.network.frozen_copy().requires_grad_(True)
@@ -113,13 +98,13 @@ def test_the_pass_moves_running_statistics_and_nothing_else():
     assert moved == {f"backbone.{key}" for key, _ in learner.network.backbone.named_buffers()}
 
 
-def test_a_first_stage_of_one_class_makes_every_channel_equal():
+def test_one_class_makes_channels_equal():
     learner = begun(tiny("afc"), Stage(0, 0, 1))
     learner.terms[0].conclude(learner)
     assert learner.terms[0].importance.tolist() == [1.0] * sum(CHANNELS)
 
 
-def test_importance_one_is_the_plain_discrepancy_in_a_step():
+def test_importance_one_is_plain_discrepancy():
     learner = begun(tiny("afc"), STAGES[1])
     (term,) = learner.terms
     assert isinstance(term, WeightedDiscrepancy)
@@ -139,14 +124,6 @@ def test_importance_one_is_the_plain_discrepancy_in_a_step():
     assert losses["discrepancy"].item() == pytest.approx(4 * math.sqrt(2) * plain, rel=1e-4)
 
 
-def test_no_discrepancy_where_only_batch_statistics_differ():
-    learner = begun(tiny("afc"), STAGES[1])
-    learner.network.eval()
-    main = learner.method.phases(STAGES[1])[0]
-    losses = step_losses(learner, learner.training_rows(), main, learner.generator("step"))
-    assert losses["discrepancy"].item() == 0
-
-
 def test_later_stages_use_the_importance():
     def losses(importance: float) -> list[float]:
         recorder = Recorder()
@@ -159,7 +136,3 @@ def test_later_stages_use_the_importance():
     ones, zeros = losses(1.0), losses(0.0)
     assert ones[1] > 0
     assert zeros == [0.0] * len(zeros)
-
-
-def test_with_a_shared_memory():
-    assert len(learned(tiny("afc", Budget(total=12)), 2).memory) == 12

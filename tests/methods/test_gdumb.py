@@ -8,9 +8,7 @@ from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.learning.optimisation import descend
 from ccfa.methods import with_augmentation, with_image_augmentation
-from ccfa.methods.gdumb import gdumb, warm_restarts
-from ccfa.methods.selection import pick_first
-from ccfa.models import NormalisedLinearHead
+from ccfa.methods.gdumb import NormalisedLinearHead, gdumb
 from ccfa.models.resnet import resnet32_gdumb
 from toys import STAGES, begun, learned, tiny, toy_images
 
@@ -47,13 +45,7 @@ def test_published_setting():
     assert (mix.alpha, mix.probability, mix.in_first_stage) == (1, 0.5, True)
 
 
-def test_rate_in_numbers():
-    assert [warm_restarts(epoch, 32) for epoch in (0, 1, 2, 3, 4, 6, 8, 16)] == pytest.approx(
-        [0.1, 1, 1, 0.505, 1, 0.505, 1, 1]
-    )
-
-
-def test_later_stages_start_from_the_first_stage_s_backbone_with_a_fresh_head():
+def test_later_stages_start_from_the_first():
     learner = begun(tiny("gdumb"), STAGES[2])
     initial, previous = learner.initial.backbone.state_dict(), learner.previous.backbone.state_dict()
     current = learner.network.backbone.state_dict()
@@ -85,11 +77,6 @@ def test_from_scratch_the_memory_is_all_there_is():
     assert not torch.equal(initial["levels.0.0.weight"], current["levels.0.0.weight"])
 
 
-def test_first_images_are_kept():
-    chosen = pick_first([torch.zeros(5, 2), torch.zeros(2, 2)], 3, torch.Generator())
-    assert [picks.tolist() for picks in chosen] == [[0, 1, 2], [0, 1]]
-
-
 def test_head_normalises_its_logits_as_the_reference():
     head = NormalisedLinearHead(4, relu=True).double()
     head.grow(3, torch.Generator().manual_seed(0))
@@ -103,7 +90,7 @@ def test_head_normalises_its_logits_as_the_reference():
     assert head(features).detach().numpy() == pytest.approx((scores - mean) / (variance + 1e-6) ** 0.5, rel=1e-9)
 
 
-def test_head_starts_anew_as_it_grows_and_takes_a_single_row():
+def test_growing_head_starts_anew():
     head = NormalisedLinearHead(4)
     head.grow(2)
     head(torch.randn(8, 4))
@@ -122,11 +109,11 @@ def test_gradients_together_are_limited():
 
 
 def test_plug_ins_without_a_meaning_are_refused():
-    with pytest.raises(UsageError, match="keeps no old classifier"):
+    with pytest.raises(UsageError, match="gdumb"):
         with_augmentation(gdumb(), CCFA())
-    with pytest.raises(UsageError, match="gdumb makes CutMix of its images already"):
+    with pytest.raises(UsageError, match="CutMix"):
         with_image_augmentation(gdumb(), Mixup())
-    with pytest.raises(UsageError, match="gdumb needs exemplars"):
+    with pytest.raises(UsageError, match="gdumb"):
         gdumb(memory=0)
 
 

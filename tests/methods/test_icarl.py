@@ -1,17 +1,14 @@
-import numpy as np
 import pytest
 import torch
 
 import reference_rivals as rivals
 from ccfa.augmentation import CCFA, Mixup, Samples
-from ccfa.data import Stage, split
-from ccfa.errors import UsageError
-from ccfa.learning import Learner
+from ccfa.data import Stage
 from ccfa.learning.step import step_losses
 from ccfa.losses.classification import binary_cross_entropy
 from ccfa.losses.distillation import sigmoids_for_labels
-from ccfa.methods import Budget, Step, with_augmentation, with_image_augmentation, with_memory
-from ccfa.methods.icarl import SigmoidDistillation, icarl
+from ccfa.methods import Step, with_augmentation, with_image_augmentation
+from ccfa.methods.icarl import SigmoidDistillation
 from ccfa.models import Features, LinearHead
 from toys import STAGES, begun, learned, tiny, toy_images
 
@@ -46,22 +43,6 @@ def term_of(head, previous_head, embedding, previous, samples, share=1.0):
     return SigmoidDistillation()(step)
 
 
-def test_published_setting():
-    method = icarl()
-    assert method.memory.per_class == 20
-    assert (method.transforms.padding, method.transforms.flip, method.transforms.brightness) == (4, True, 0)
-    assert method.predict.__name__ == "by_nearest_mean"
-    for stage in split(100, 50, 10):
-        (main,) = method.phases(stage)
-        assert (main.epochs, main.lr, main.batch_size, main.weight_decay) == (70, 2.0, 128, 5e-5)
-        rates = [main.lr * main.schedule(epoch, 70) for epoch in range(70)]
-        assert rates == pytest.approx([2.0] * 50 + [0.4] * 14 + [0.08] * 6)
-    head = method.head(64)
-    assert head.embed(torch.tensor([[-1.0, 2.0]])).tolist() == [[0, 2]]
-    head.grow(3)
-    assert head.weights.shape == (3, 65)
-
-
 def test_binary_cross_entropy_as_the_reference():
     head, _, embedding, _, labels = random_batch()
     logits = head(head.embed(embedding)).detach()
@@ -78,7 +59,7 @@ def test_criterion_and_term_are_the_published_loss_together():
     assert total.item() == pytest.approx(rivals.icarl_loss(logits.detach().numpy(), labels.numpy(), teacher), rel=1e-12)
 
 
-def test_augmented_samples_share_l_cls_and_leave_the_distillation_whole():
+def test_augmented_samples_leave_distillation_whole():
     head, previous_head, embedding, previous, labels = random_batch()
     own = Samples.of(head.embed(embedding), labels)
     every = own.and_also(2 * own.features, labels.flip(0), torch.ones(7, dtype=torch.float64))
@@ -133,17 +114,3 @@ def test_it_predicts_by_the_nearest_mean():
     assert torch.equal(learner.predict(test.images), learner.predict_by_nearest_mean(test.images))
     embeddings = learner.embeddings(learner.memory.classes[0])
     assert embeddings.min() < 0  # herding and means use the embedding before the ReLU
-
-
-def test_it_needs_exemplars():
-    with pytest.raises(UsageError, match=r"icarl needs exemplars, but the memory is 0. Give it at least 1 image per"):
-        icarl(memory=0)
-    learner = Learner(with_memory(tiny("icarl"), Budget(total=3)), toy_images())
-    learner.learn(STAGES[0])
-    with pytest.raises(UsageError, match="less than 1 for each of 4 classes"):
-        learner.learn(STAGES[1])
-
-
-def test_sigmoid_reference_is_a_sigmoid():
-    values = np.linspace(-5, 5, 11)
-    assert torch.tensor(values).sigmoid().numpy() == pytest.approx(rivals.sigmoid(values), rel=1e-12)

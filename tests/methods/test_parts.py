@@ -4,7 +4,6 @@ from dataclasses import FrozenInstanceError, replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import reference
 from ccfa.augmentation import Samples
@@ -15,25 +14,20 @@ from ccfa.methods import Budget, Step, with_memory
 from ccfa.methods.parts import (
     EmbeddingDistillation,
     MapDistillation,
-    Phases,
     Steps,
     all_but_old_classes,
     all_parameters,
-    balanced_exemplars,
     class_blocks,
-    constant,
     cosine,
     imprint,
-    new_and_exemplars,
     old_to_new,
     seen_to_new,
-    sgd,
 )
 from ccfa.models import CosineHead, Features
 from toys import STAGES, begun, learned, tiny
 
 
-def test_cosine_shares_the_base_rate_between_the_first_two_epochs():
+def test_cosine_rates_as_published():
     factors = [cosine(epoch, 160) for epoch in range(160)]
     assert factors[:2] == [1, 1]
     assert factors[2] == pytest.approx((1 + math.cos(math.pi / 160)) / 2)
@@ -50,10 +44,6 @@ def test_steps_drop_at_fractions_of_the_epochs():
     assert [Steps((0.7,), gamma=0.2)(epoch, 10) for epoch in (6, 7)] == pytest.approx([1, 0.2])
 
 
-def test_constant():
-    assert {constant(epoch, 20) for epoch in range(20)} == {1.0}
-
-
 @pytest.mark.parametrize(
     ("stage", "seen", "old"),
     [(Stage(1, 50, 60), 2.449, 2.236), (Stage(5, 90, 100), 3.162, 3.0), (Stage(50, 99, 100), 10.0, 9.950)],
@@ -63,12 +53,6 @@ def test_factors_of_the_distillation_weights(stage, seen, old):
     assert old_to_new(stage) == pytest.approx(old, abs=1e-3)
 
 
-def test_sgd():
-    (group,) = sgd([nn.Parameter(torch.zeros(1))], 0.3, 5e-4).param_groups
-    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.3, 0.9, 5e-4)
-    assert not group["nesterov"]
-
-
 def test_parameter_selectors():
     network = begun(tiny("podnet"), STAGES[1]).network
     head = network.head
@@ -76,19 +60,6 @@ def test_parameter_selectors():
     assert {id(parameter) for parameter in all_parameters(network)} == everything
     assert {id(parameter) for parameter in all_but_old_classes(network)} == everything - {id(head.old)}
     assert [id(parameter) for parameter in class_blocks(network)] == [id(head.old), id(head.new)]
-
-
-def test_row_selectors_ask_the_learner():
-    learner = begun(tiny("replay"), STAGES[1])
-    assert torch.equal(new_and_exemplars(learner), learner.training_rows())
-    assert torch.equal(balanced_exemplars(learner), learner.balanced_rows())
-
-
-def test_phases_tell_the_first_stage_from_later_ones():
-    first, *later = tiny("podnet").phases(STAGES[1])
-    phases = Phases(first=(first,), later=tuple(later))
-    assert phases(Stage(0, 0, 2)) == (first,)
-    assert phases(Stage(1, 2, 4)) == phases(Stage(7, 14, 16)) == tuple(later)
 
 
 @pytest.fixture
@@ -118,7 +89,7 @@ def test_imprinting_a_cosine_head(grown):
     assert torch.equal(learner.network.head.old, old)
 
 
-def test_imprinting_one_proxy_is_the_mean_not_normalised_again():
+def test_one_proxy_is_the_mean():
     learner = learned(tiny("podnet", num_proxies=1), 1)
     learner.stage = STAGES[1]
     learner.network.head.grow(2)
@@ -137,7 +108,7 @@ def test_imprinting_many_proxies_follows_the_old_norm():
     assert (new <= old.mean() * (1 + 1e-5)).all()
 
 
-def test_there_is_nothing_to_imprint_in_the_first_stage():
+def test_first_stage_imprints_nothing():
     learner = learned(tiny("podnet"), 0)
     learner.stage = STAGES[0]
     learner.network.head.grow(2, torch.Generator().manual_seed(0))
@@ -180,15 +151,15 @@ def test_map_distillation():
 
 
 @pytest.mark.parametrize("budget", [Budget(), Budget(per_class=0), Budget(total=0)])
-def test_a_method_that_needs_exemplars_refuses_an_empty_memory(budget):
-    with pytest.raises(UsageError, match="podnet needs exemplars, but the memory is 0"):
+def test_needed_memory_must_not_be_empty(budget):
+    with pytest.raises(UsageError, match="podnet"):
         with_memory(tiny("podnet"), budget)
     assert with_memory(tiny("replay"), budget).memory == budget
 
 
-@pytest.mark.parametrize(("name", "kept"), [("finetune", "no exemplars"), ("joint", "every image")])
-def test_a_memory_size_has_no_meaning_where_none_can_be_chosen(name, kept):
-    with pytest.raises(UsageError, match=f"{name} keeps {kept}"):
+@pytest.mark.parametrize("name", ["finetune", "joint"])
+def test_fixed_memories_cannot_be_resized(name):
+    with pytest.raises(UsageError, match=name):
         with_memory(tiny(name), Budget(per_class=1))
 
 

@@ -6,13 +6,13 @@ from safetensors.torch import load, save
 from torch import nn
 
 from ccfa.learning.acceleration import Acceleration
-from ccfa.models import BACKBONES, Backbone, CosineHead, Network
+from ccfa.models import BACKBONES, ChainBackbone, CosineHead, Network
 from ccfa.models.aggregation import FusedLevel, KernelScaling, scale_kernels, two_branches
 
 FACTORS = {"resnet32-podnet": 51_248, "resnet32-ucir": 53_808}
 
 
-def trained(name: str = "small") -> Backbone:
+def trained(name: str = "small") -> ChainBackbone:
     """A backbone whose every tensor differs from its start: zero-initialised residuals would hide the branches."""
     torch.manual_seed(0)
     backbone = BACKBONES[name](3)
@@ -23,7 +23,7 @@ def trained(name: str = "small") -> Backbone:
     return backbone
 
 
-def factors(backbone: Backbone) -> list[nn.Parameter]:
+def factors(backbone: ChainBackbone) -> list[nn.Parameter]:
     return [module.factors for module in backbone.modules() if isinstance(module, KernelScaling)]
 
 

@@ -4,9 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ccfa.errors import UsageError
 from ccfa.models import BACKBONES
-from ccfa.models.resnet import Block, PadShortcut, RectifiedBlock, ResNet, backbone_named
+from ccfa.models.resnet import Block, PadShortcut, RectifiedBlock, ResNet
 
 
 def num_parameters(module: nn.Module) -> int:
@@ -141,8 +140,3 @@ def test_convolutions_start_kaiming_normal_by_fan_out():
     weight = ResNet((64,), (2,), (1,))(3).levels[0][-1].conv2.weight
     assert weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.02)
     assert weight.mean().item() == pytest.approx(0, abs=1e-3)
-
-
-def test_unknown_backbone():
-    with pytest.raises(UsageError, match="Did you mean 'resnet32-podnet'"):
-        backbone_named("resnet32-podnett")

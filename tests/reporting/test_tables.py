@@ -99,3 +99,4 @@ def test_options_have_type_and_default():
         assert table.title == name
         assert set(schema(function)) <= set(rows(table))
     assert rows(tables["podnet"])["epochs"] == ["epochs", "int", "160"]
+    assert rows(tables["replay"])["lr"] == ["lr", "float", "0.1"]

@@ -71,7 +71,7 @@ def onto_simplex(rows: Tensor, ranks: Tensor) -> Tensor:
     return (rows - threshold).clamp(min=0)
 
 
-def draw_places(assigned: Tensor, count: int, generator: Generator) -> Tensor:
+def draw_places(assigned: Tensor, count: int, generator: Generator | None) -> Tensor:
     """Places (count, N), one drawn from each row of S for each copy; a place with S = 0 is never drawn."""
     shape = (count, *assigned.shape)
     uniform = torch.rand(shape, generator=generator, device=assigned.device, dtype=assigned.dtype)

@@ -1,5 +1,6 @@
 """Cross-Class Feature Augmentation: the paper's section 3.3 and algorithm 1."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,7 +9,7 @@ from torch import Generator, Tensor
 
 from ccfa.augmentation.attack import Attack, Scorer, attack_on
 from ccfa.augmentation.samples import Criterion, Samples
-from ccfa.augmentation.targets import TargetRule, most_confident, target_rule
+from ccfa.augmentation.targets import TargetRule, target_rule
 from ccfa.errors import UsageError
 from ccfa.models import Head
 
@@ -99,25 +100,69 @@ def cross_class_features(
     criterion: Criterion,
     num_old: int,
     *,
-    generator: Generator,
+    generator: Generator | None = None,
     count: int = 5,
     steps: int = 10,
     step_size: tuple[float, float] | None = None,
-    target: TargetRule = most_confident,
+    target: str | TargetRule = "most-confident",
     start: Literal["feature", "noise"] = "feature",
     gradient_to_backbone: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Augmented features Z'_k (count * N, dim), pseudo-labels and weights, for anybody's training loop.
+    """Augmented features Z'_k for any training loop.
 
-    `head` and `old_head` map features to logits, over at least `num_old` classes and over exactly the old classes;
-    `criterion` gives one loss a row; without `step_size` alpha follows `dim` as in the paper. A weight is 0 where a row
-    has no class to go to, otherwise 1.
+    Args:
+        features: The features Z_k (N, dim) that enter the head.
+        labels: Their classes (N,), old classes first.
+        head: The current head: features -> logits over all classes.
+        old_head: The previous stage's head: features -> logits over exactly the old classes.
+        criterion: l_cls: (logits, labels) -> one loss per row.
+        num_old: The number of old classes.
+        generator: Draws the step sizes, and random targets or starts; torch's default generator if None.
+        count: Augmented features per feature.
+        steps: Steps of the attack.
+        step_size: The range of alpha; if None, the paper's, which depends on dim.
+        target: A rule by name, as `CCFA` takes it, or a function.
+        start: Attack from the features or from Gaussian noise.
+        gradient_to_backbone: Let gradients of the augmented features reach `features`.
+
+    Returns:
+        Features (count * N, dim), pseudo-labels and weights (count * N,). A weight is 0 where a row has no class to go
+        to, otherwise 1. Divide the weighted sum of losses by the sum of weights, as the library does.
+
+    >>> z, y, old = torch.randn(4, 8), torch.tensor([0, 1, 2, 3]), torch.nn.Linear(8, 2)
+    >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
+    >>> augmented, pseudo_labels, weights = cross_class_features(z, y, torch.nn.Linear(8, 4), old, loss, 2, count=3)
+    >>> augmented.shape, pseudo_labels.shape, weights.tolist() == [1.0] * 12
+    (torch.Size([12, 8]), torch.Size([12]), True)
     """
+    if features.dim() != 2 or labels.shape != features.shape[:1]:
+        raise UsageError(
+            f"Features must be (N, dim) and labels (N,), got {tuple(features.shape)} and {tuple(labels.shape)}."
+        )
     options = CCFA(
         count=count, steps=steps, step_size=step_size, start=start, gradient_to_backbone=gradient_to_backbone
     )
+    rule = target_rule(target) if isinstance(target, str) else target
+    head = _with_outputs(head, "head", f"at least the {num_old} old classes", lambda num: num >= num_old)
+    if isinstance(old_head, Head):
+        if old_head.num_classes != num_old:
+            raise UsageError(f"old_head has {old_head.num_classes} classes, but num_old is {num_old}.")
+    else:
+        old_head = _with_outputs(old_head, "old_head", f"exactly the {num_old} old classes", lambda num: num == num_old)
     attack = attack_on(old_head, criterion, features.is_cuda)
-    return augmented_features(features, labels[:, None], head, attack, num_old, generator, options, target)
+    return augmented_features(features, labels[:, None], head, attack, num_old, generator, options, rule)
+
+
+def _with_outputs(head: Scorer, name: str, wanted: str, fits: Callable[[int], bool]) -> Scorer:
+    """The head, whose logits are refused unless they are those of as many classes as wanted."""
+
+    def checked(features: Tensor) -> Tensor:
+        logits = head(features)
+        if logits.dim() != 2 or not fits(logits.shape[1]):
+            raise UsageError(f"{name} must give logits (N, classes) for {wanted}, got {tuple(logits.shape)}.")
+        return logits
+
+    return checked
 
 
 def augmented_features(
@@ -126,7 +171,7 @@ def augmented_features(
     head: Scorer,
     attack: Attack,
     num_old: int,
-    generator: Generator,
+    generator: Generator | None,
     options: CCFA,
     rule: TargetRule,
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,31 +19,31 @@ class Targets(NamedTuple):
     valid: Tensor  # (count, N) boolean
 
 
-TargetRule = Callable[[Tensor, Tensor, int, int, Generator], Targets]
+TargetRule = Callable[[Tensor, Tensor, int, int, Generator | None], Targets]
 """(logits of the current head, old classes first (N, outputs), labels (N, L), num_old, count, generator) -> Targets.
 
 Every label given is an own class of its row; labels that weigh nothing are replaced before (`weighing_labels`).
 """
 
 
-def most_confident(logits: Tensor, labels: Tensor, num_old: int, count: int, generator: Generator) -> Targets:
+def most_confident(logits: Tensor, labels: Tensor, num_old: int, count: int, generator: Generator | None) -> Targets:
     """argmax over old classes without the own ones: the paper's choice (K = 1)."""
     return _best(logits[:, :num_old], labels, count)
 
 
-def least_confident(logits: Tensor, labels: Tensor, num_old: int, count: int, generator: Generator) -> Targets:
+def least_confident(logits: Tensor, labels: Tensor, num_old: int, count: int, generator: Generator | None) -> Targets:
     """The old class with the lowest score, without the own ones ("farthest")."""
     return _best(-logits[:, :num_old], labels, count)
 
 
-def random_class(logits: Tensor, labels: Tensor, num_old: int, count: int, generator: Generator) -> Targets:
+def random_class(logits: Tensor, labels: Tensor, num_old: int, count: int, generator: Generator | None) -> Targets:
     """Any old class but the own ones, drawn anew for each copy."""
     noise = torch.rand(count, len(logits), num_old, generator=generator, device=logits.device)
     own = own_classes(labels, num_old).expand(count, -1, -1)
     return Targets(noise.masked_fill(own, -1.0).argmax(dim=2), ~own.all(dim=2))
 
 
-def own_label(logits: Tensor, labels: Tensor, num_old: int, count: int, generator: Generator) -> Targets:
+def own_label(logits: Tensor, labels: Tensor, num_old: int, count: int, generator: Generator | None) -> Targets:
     """The row's own label, where that is an old class ("towards the ground truth"); other rows have no target."""
     first = labels[:, 0].expand(count, -1)
     return Targets(first.clamp(max=num_old - 1), first < num_old)
@@ -67,7 +67,9 @@ class Balanced:
                 f"got k={self.k}, scores={self.scores!r}."
             )
 
-    def __call__(self, logits: Tensor, labels: Tensor, num_old: int, count: int, generator: Generator) -> Targets:
+    def __call__(
+        self, logits: Tensor, labels: Tensor, num_old: int, count: int, generator: Generator | None
+    ) -> Targets:
         """The classes drawn for each copy of each row."""
         if self.k == 1:
             return most_confident(logits, labels, num_old, count, generator)

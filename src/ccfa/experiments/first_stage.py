@@ -23,6 +23,7 @@ from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.networks import take_over
 from ccfa.methods.parts import new_and_exemplars
+from ccfa.plugins import plugins_digest
 
 LAYERS = ("data", "models", "losses", "augmentation", "methods", "learning")  # whose code decides a first stage
 
@@ -115,7 +116,7 @@ def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torc
         "precision": describe(acceleration),
         "device": device.type,
         "torch": str(torch.__version__),
-        "code": _code_digest(Path(ccfa.__file__).parent),
+        "code": _code_digest(Path(ccfa.__file__).parent) + plugins_digest(),
     }
     return hashlib.sha256(json.dumps(read, sort_keys=True, default=repr).encode()).hexdigest()[:32]
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ccfa.data import data_set
-from ccfa.errors import unknown
+from ccfa.errors import choose, unknown
 from ccfa.experiments.options import schema
 from ccfa.methods import METHODS
 
@@ -20,9 +20,16 @@ SCENARIOS: dict[str, str] = {
 
 
 def preset(method: str, data: str) -> dict[str, Any]:
-    """The options of a method on a data set: those for all methods that have them, then its own."""
-    found, known = data_set(data), schema(METHODS[method])
-    own = found.method_options.get(method, {})
+    """The options of a method on a data set: those for all methods that have them, then its own.
+
+    A method for which the data set has none takes those of the method it is built on, as far as it has such options.
+    """
+    factory = choose("method", method, METHODS)
+    found, known = data_set(data), schema(factory)
+    own = found.method_options.get(method)
+    if own is None:
+        base = found.method_options.get(getattr(factory, "built_on", None) or "finetune", {})
+        own = {name: value for name, value in base.items() if name in known}
     if wrong := [name for name in own if name not in known]:
         raise unknown(f"option of {method} in the data set {data!r}", wrong[0], known)
     of_any = (

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ccfa.data import Stage
 from ccfa.learning.batches import num_batches
 from ccfa.methods import Method
-from ccfa.methods.holding_out import held_out, held_out_exemplars, not_a_tenth, not_held_out, num_held_out
+from ccfa.methods.bic import held_out, held_out_exemplars, not_a_tenth, not_held_out, num_held_out
 from ccfa.methods.method import RowSelector
 from ccfa.methods.parts import balanced_exemplars, new_and_exemplars
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ccfa.errors import ModelError
 from ccfa.methods import Method
 from ccfa.models import Network
+from ccfa.models.backbone import require_backbone
 
 _GLOBAL_GENERATOR = threading.Lock()  # layers initialise from torch's one generator; runs may share a process
 
@@ -17,7 +18,7 @@ def new_network(method: Method, channels: int, seed: int = 0) -> Network:
     """A freshly initialised network without classes."""
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        backbone = method.backbone(channels)
+        backbone = require_backbone(method.backbone(channels))
     return Network(backbone, method.head(backbone.dim))
 
 

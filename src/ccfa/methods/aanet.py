@@ -1,18 +1,20 @@
 """AANet: Liu, Schiele and Sun, "Adaptive Aggregation Networks for Class-Incremental Learning", CVPR 2021."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Unpack
 
 import torch
+from torch import nn
 
+from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.methods.afc import afc
-from ccfa.methods.blending import BlendLearned
-from ccfa.methods.method import Method
-from ccfa.methods.options import AfcOptions, PodnetOptions, UcirOptions
+from ccfa.methods.method import Method, ParameterSelector, Phase
+from ccfa.methods.parts import balanced_exemplars, constant
 from ccfa.methods.podnet import podnet
+from ccfa.methods.recipe import register_method
 from ccfa.methods.ucir import ucir
-from ccfa.models import Network
+from ccfa.models import ChainBackbone, Network
 from ccfa.models.aggregation import FusedLevel, two_branches
 
 
@@ -29,6 +31,24 @@ def aanet(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, 
     )
 
 
+@register_method("aanet", podnet)
+def on_podnet(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = True) -> Method:
+    """AANet on PODNet: the published code whose results the paper lists."""
+    return aanet(method, learn_blend=learn_blend, blend_lr=blend_lr, reset_scale=reset_scale)
+
+
+@register_method("aanet-ucir", ucir)
+def on_ucir(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = False) -> Method:
+    """AANet on UCIR, whose learned scale is carried over."""
+    return aanet(method, learn_blend=learn_blend, blend_lr=blend_lr, reset_scale=reset_scale)
+
+
+@register_method("aanet-afc", afc)
+def on_afc(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = True) -> Method:
+    """AANet on AFC, in the manner of AANet on PODNet."""
+    return aanet(method, learn_blend=learn_blend, blend_lr=blend_lr, reset_scale=reset_scale)
+
+
 @dataclass(frozen=True)
 class Branching:
     """Split the backbone in two from stage 1 on."""
@@ -37,7 +57,11 @@ class Branching:
     reset_scale: bool
 
     def __call__(self, network: Network, stage_index: int) -> None:
-        """Before a stage; a backbone that has two branches keeps them."""
+        if not isinstance(network.backbone, ChainBackbone):
+            raise UsageError(
+                f"AANet doubles each level of a backbone, so it needs a ChainBackbone; "
+                f"{type(network.backbone).__name__} is none."
+            )
         if stage_index == 0 or any(isinstance(level, FusedLevel) for level in network.backbone.levels):
             return
         network.backbone = two_branches(network.backbone, self.learn_blend)
@@ -46,35 +70,45 @@ class Branching:
                 network.head.scale.fill_(1.0)
 
 
-def aanet_podnet(
-    *,
-    learn_blend: bool = False,
-    blend_lr: float = 1e-8,
-    reset_scale: bool = True,
-    **options: Unpack[PodnetOptions],
-) -> Method:
-    """AANet on PODNet: the published code whose results the paper lists."""
-    method = aanet(podnet(**options), learn_blend=learn_blend, blend_lr=blend_lr, reset_scale=reset_scale)
-    return replace(method, name="aanet")
+@dataclass(frozen=True)
+class BlendLearned:
+    """The method's phases; from stage 1 on, each epoch of the first is followed by one that moves the blend alone."""
+
+    phases: Callable[[Stage], tuple[Phase, ...]]
+    lr: float
+
+    def __call__(self, stage: Stage) -> tuple[Phase, ...]:
+        main, *others = self.phases(stage)
+        if stage.index == 0:
+            return (main, *others)
+        blend = replace(
+            main,
+            name="blend",
+            epochs=1,
+            lr=self.lr,
+            rows=balanced_exemplars,
+            parameters=blends,
+            schedule=constant,
+            clip_value=None,
+            clip_norm=None,
+            train_batch_norm=False,
+            use_terms=False,
+        )
+        return (replace(main, parameters=AllButBlends(main.parameters), after_epoch=blend), *others)
 
 
-def aanet_ucir(
-    *,
-    learn_blend: bool = False,
-    blend_lr: float = 1e-8,
-    reset_scale: bool = False,
-    **options: Unpack[UcirOptions],
-) -> Method:
-    """AANet on UCIR, whose learned scale is carried over."""
-    return aanet(ucir(**options), learn_blend=learn_blend, blend_lr=blend_lr, reset_scale=reset_scale)
+@dataclass(frozen=True)
+class AllButBlends:
+    """The selected parameters without the blend of any level."""
+
+    selected: ParameterSelector
+
+    def __call__(self, network: Network) -> list[nn.Parameter]:
+        excluded = {id(blend) for blend in blends(network)}
+        return [parameter for parameter in self.selected(network) if id(parameter) not in excluded]
 
 
-def aanet_afc(
-    *,
-    learn_blend: bool = False,
-    blend_lr: float = 1e-8,
-    reset_scale: bool = True,
-    **options: Unpack[AfcOptions],
-) -> Method:
-    """AANet on AFC, in the manner of AANet on PODNet."""
-    return aanet(afc(**options), learn_blend=learn_blend, blend_lr=blend_lr, reset_scale=reset_scale)
+def blends(network: Network) -> list[nn.Parameter]:
+    """The learned blend of each level."""
+    levels = [module for module in network.backbone.modules() if isinstance(module, FusedLevel)]
+    return [level.blend for level in levels if isinstance(level.blend, nn.Parameter)]

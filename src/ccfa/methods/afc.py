@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, Unpack
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,43 +11,31 @@ from torch import Tensor, nn
 from ccfa.data import Stage
 from ccfa.errors import choose
 from ccfa.losses.distillation import weighted_discrepancy, weighted_discrepancy_paper
-from ccfa.methods.method import LearnerView, Method, Step, Term
-from ccfa.methods.options import PodnetTraining
-from ccfa.methods.parts import seen_to_new
-from ccfa.methods.podnet import podnet
+from ccfa.methods.method import LearnerView, Method
+from ccfa.methods.parts import MapDistillation, seen_to_new
+from ccfa.methods.podnet import without_distillation
+from ccfa.methods.recipe import register_method
+from ccfa.models import Features
 
-DiscrepancyLoss = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], Tensor]
 
-
-def afc(
-    *, lambda_disc: float = 4.0, discrepancy: Literal["code", "paper"] = "code", **training: Unpack[PodnetTraining]
-) -> Method:
+@register_method("afc", without_distillation)
+def afc(method: Method, *, lambda_disc: float = 4.0, discrepancy: Literal["code", "paper"] = "code") -> Method:
     """PODNet's head and training with AFC's distillation; `discrepancy` chooses the paper's formula instead."""
     formulas = {"code": weighted_discrepancy, "paper": weighted_discrepancy_paper}
     loss = choose("discrepancy formula", discrepancy, formulas)
-    term = partial(WeightedDiscrepancy, "discrepancy", lambda_disc, seen_to_new, loss)
-    return replace(podnet(**training), name="afc", terms=(term,))
+    return replace(method, terms=(partial(WeightedDiscrepancy, "discrepancy", lambda_disc, seen_to_new, loss),))
 
 
-class WeightedDiscrepancy(Term):
+class WeightedDiscrepancy(MapDistillation):
     """weight * factor(stage) * loss(maps of f_{k-1}, maps of f_k, importance I of their channels)."""
 
-    def __init__(self, name: str, weight: float, factor: Callable[[Stage], float], loss: DiscrepancyLoss) -> None:
-        super().__init__(name)
-        self.weight = weight
-        self.factor = factor
-        self.loss = loss
+    def __init__(self, name: str, weight: float, factor: Callable[[Stage], float], loss: Callable[..., Tensor]) -> None:
+        super().__init__(name, weight, factor, loss)
         self.importance: Tensor = nn.Buffer(torch.empty(0))  # of all levels, one after the other
 
-    def fuse(self, fused: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
-        """Fuse the loss: it makes dozens of small kernels a level."""
-        self.loss = fused(self.loss)
-
-    def forward(self, step: Step) -> Tensor:
-        """The penalty on the maps of all levels."""
-        maps = step.features.maps
-        importance = self.importance.split([level.shape[1] for level in maps])
-        return self.weight * self.factor(step.stage) * self.loss(step.previous_features.maps, maps, importance)
+    def distance(self, previous: Features, current: Features) -> Tensor:
+        importance = self.importance.split([level.shape[1] for level in current.maps])
+        return self.loss(previous.maps, current.maps, importance)
 
     def conclude(self, learner: LearnerView) -> None:
         """Estimate the importance anew, in one pass over D'_k."""
@@ -64,7 +52,7 @@ class WeightedDiscrepancy(Term):
 
 
 def squared_gradients(loss: Tensor, maps: Sequence[Tensor]) -> list[Tensor]:
-    """Of each level, the mean over rows of || dL / dZ_c ||_F^2: one value a channel."""
+    """Of each level, the mean over rows of || dL / dZ_c ||_F^2: one value per channel."""
     return [gradient.square().sum(dim=(2, 3)).mean(dim=0) for gradient in torch.autograd.grad(loss, maps)]
 
 

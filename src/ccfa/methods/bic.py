@@ -1,39 +1,37 @@
 """BiC: Wu, Chen, Wang, Ye, Liu, Guo and Fu, "Large Scale Incremental Learning", CVPR 2019."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Generator, Tensor, nn, optim
 
-from ccfa.data import CIFAR100_UNJITTERED, Stage, Transforms
+from ccfa.data import CIFAR100_UNJITTERED, Stage
 from ccfa.errors import choose
 from ccfa.losses.classification import cross_entropy
 from ccfa.losses.distillation import softened_cross_entropy, softened_sigmoids
-from ccfa.methods.correction import all_but_correction, correction_alone, sgd_decaying_the_last
-from ccfa.methods.holding_out import (
-    held_out,
-    held_out_exemplars,
-    herd_apart,
-    herd_beside_held_out,
-    not_a_tenth,
-    not_held_out,
+from ccfa.methods.method import (
+    Budget,
+    ExemplarSelector,
+    LearnerView,
+    Method,
+    RowSelector,
+    Step,
+    Term,
+    always_one,
 )
-from ccfa.methods.method import Budget, ExemplarSelector, Method, Phase, RowSelector, Step, Term, always_one
-from ccfa.methods.parts import Phases, Steps, nothing_to_prepare, sgd
-from ccfa.models import CorrectedLinearHead
-from ccfa.models.resnet import backbone_named
+from ccfa.methods.parts import Phases, Steps, sgd
+from ccfa.methods.recipe import Recipe, register_method
+from ccfa.methods.selection import herd
+from ccfa.models import LinearHead, Network
 
 
+@register_method("bic", Recipe(transforms=CIFAR100_UNJITTERED, epochs=250, weight_decay=2e-4))
 def bic(
+    recipe: Recipe,
     *,
-    backbone: str = "resnet32-podnet",
-    transforms: Transforms = CIFAR100_UNJITTERED,
-    epochs: int = 250,
-    batch_size: int = 128,
-    lr: float = 0.1,
-    weight_decay: float = 2e-4,
     milestones: tuple[float, ...] = (0.4, 0.6, 0.8),
     temperature: float = 2.0,
     correction_epochs: int = 500,
@@ -48,17 +46,7 @@ def bic(
     0.1 in the former and 0 in the latter unless given.
     """
     variant = choose("BiC loss", loss, VARIANTS)
-    main = Phase(
-        name="main",
-        epochs=epochs,
-        lr=lr,
-        rows=variant.training_rows,
-        parameters=all_but_correction,
-        optimiser=sgd,
-        schedule=Steps(milestones),
-        batch_size=batch_size,
-        weight_decay=weight_decay,
-    )
+    main = recipe.phase(Steps(milestones), rows=variant.training_rows, parameters=all_but_correction)
     correction = replace(
         main,
         name="correction",
@@ -74,12 +62,11 @@ def bic(
     )
     return Method(
         name="bic",
-        transforms=transforms,
-        backbone=backbone_named(backbone),
+        transforms=recipe.transforms,
+        backbone=recipe.builder,
         head=partial(CorrectedLinearHead, bias=False, relu=True),
         criterion=cross_entropy,
         phases=Phases(first=(main,), later=(main, correction)),
-        prepare=nothing_to_prepare,
         terms=(partial(variant.distillation, temperature),),
         classification_weight=variant.classification_weight,
         memory=Budget(per_class=memory),
@@ -101,13 +88,10 @@ class OldLogitDistillation(Term):
         self.temperature = temperature
 
     def forward(self, step: Step) -> Tensor:
-        """The penalty on the old classes' logits."""
         logits = step.head(step.samples.features)[:, : step.stage.num_old]
-        previous = step.previous_head(step.previous_head.embed(step.previous_features.embedding))
-        return self.penalty(previous, logits, step.stage)
+        return self.penalty(step.previous_logits, logits, step.stage)
 
     def penalty(self, previous: Tensor, logits: Tensor, stage: Stage) -> Tensor:
-        """By softmax cross-entropy."""
         return (1 - new_share(stage)) * softened_cross_entropy(previous, logits, self.temperature)
 
 
@@ -115,8 +99,123 @@ class OldSigmoidDistillation(OldLogitDistillation):
     """The same by sigmoids, with a weight of 1."""
 
     def penalty(self, previous: Tensor, logits: Tensor, stage: Stage) -> Tensor:
-        """By binary cross-entropy."""
         return softened_sigmoids(previous, logits, self.temperature)
+
+
+class CorrectedLinearHead(LinearHead):
+    """BiC's head: the new classes' logits o become beta * o + gamma, two numbers fitted after each stage.
+
+    They act on the new block alone, and a head that grows drops them: only the latest correction counts, and a frozen
+    copy of the head carries its own.
+    """
+
+    def __init__(self, dim: int, bias: bool = True, relu: bool = False) -> None:
+        super().__init__(dim, bias, relu=relu)
+        self.beta = nn.Parameter(torch.ones(()))
+        self.gamma = nn.Parameter(torch.zeros(()))
+
+    def grow(self, num_new: int, generator: Generator | None = None) -> None:
+        """Add new classes, uncorrected, and drop the correction of those that were new."""
+        super().grow(num_new, generator)
+        with torch.no_grad():
+            self.beta.fill_(1)
+            self.gamma.zero_()
+
+    def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor:
+        """The logits, those of new classes corrected."""
+        old, new = super().forward(features, labels).split([len(self.old), len(self.new)], dim=1)
+        return torch.cat([old, self.beta * new + self.gamma], dim=1)
+
+
+CORRECTION = ("head.beta", "head.gamma")
+
+
+def correction_alone(network: Network) -> list[nn.Parameter]:
+    return [parameter for name, parameter in network.named_parameters() if name in CORRECTION]
+
+
+def all_but_correction(network: Network) -> list[nn.Parameter]:
+    return [parameter for name, parameter in network.named_parameters() if name not in CORRECTION]
+
+
+def sgd_decaying_the_last(parameters: Sequence[nn.Parameter], lr: float, weight_decay: float) -> optim.Optimizer:
+    """SGD whose weight decay acts on the last parameter alone, which is gamma."""
+    optimiser = sgd(parameters[:-1], lr, 0.0)
+    optimiser.add_param_group({"params": parameters[-1:], "weight_decay": weight_decay})
+    return optimiser
+
+
+# Held-out exemplars are never trained on: of every ten of a class, the second. One rule, `parted`, divides a class in
+# storage order before it is learned and its exemplars in order of preference after that, so that a memory which shrinks
+# to its first rows keeps both kinds. Of a new class, as many images are held out as will be stored (the authors), or a
+# tenth of all (inclearn).
+EVERY = 10
+
+
+def parted(rows: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """The rows to train on and, of the first `limit`, every tenth, to be held out."""
+    place = torch.arange(len(rows), device=rows.device)
+    is_held = (place % EVERY == 1) & (place < limit)
+    return rows[~is_held], rows[is_held]
+
+
+def num_held_out(num_exemplars: int) -> int:
+    """How many of a class's exemplars are held out: 2 of 20, and 1 of 2 to 11."""
+    return len(range(1, num_exemplars, EVERY))
+
+
+def not_held_out(learner: LearnerView) -> Tensor:
+    """D'_k without what is held out."""
+    rows = [parted(rows, _quota(learner))[0] for rows in learner.new_classes()]
+    return torch.cat(rows + [parted(rows, len(rows))[0] for rows in learner.exemplars()])
+
+
+def held_out(learner: LearnerView) -> Tensor:
+    """Equally many held-out rows of every seen class."""
+    return torch.cat([parted(rows, _quota(learner))[1] for rows in learner.exemplars() + learner.new_classes()])
+
+
+def not_a_tenth(learner: LearnerView) -> Tensor:
+    """D'_k without a tenth of the images of every class."""
+    return torch.cat([parted(rows, len(rows))[0] for rows in learner.new_classes() + learner.exemplars()])
+
+
+def held_out_exemplars(learner: LearnerView) -> Tensor:
+    """Equally many held-out exemplars of every seen class, those of new classes selected now."""
+    exemplars = learner.exemplars() + learner.select_new_exemplars()
+    return torch.cat([parted(rows, _quota(learner))[1] for rows in exemplars])
+
+
+def herd_beside_held_out(embeddings: Sequence[Tensor], num_exemplars: int, generator: Generator) -> list[Tensor]:
+    """The held-out rows of each class at every tenth place, and herded ones of the rest in between."""
+    parts = [parted(torch.arange(len(rows), device=rows.device), num_exemplars) for rows in embeddings]
+    candidates = [rows[kept] for rows, (kept, _) in zip(embeddings, parts, strict=True)]
+    herded = herd(candidates, num_exemplars - num_held_out(num_exemplars), generator)
+    return [_in_turn(kept[picks], held) for (kept, held), picks in zip(parts, herded, strict=True)]
+
+
+def herd_apart(embeddings: Sequence[Tensor], num_exemplars: int, generator: Generator) -> list[Tensor]:
+    """Herded rows of the tenth of each class that is held out at every tenth place, and of the rest in between."""
+    parts = [parted(torch.arange(len(rows), device=rows.device), len(rows)) for rows in embeddings]
+    quotas = num_exemplars - num_held_out(num_exemplars), num_held_out(num_exemplars)
+    kinds = []
+    for indices, quota in zip(zip(*parts, strict=True), quotas, strict=True):  # to train on, then held out
+        candidates = [rows[own] for rows, own in zip(embeddings, indices, strict=True)]
+        herded = herd(candidates, quota, generator)
+        kinds.append([own[picks] for own, picks in zip(indices, herded, strict=True)])
+    return [_in_turn(*both) for both in zip(*kinds, strict=True)]
+
+
+def _in_turn(to_train_on: Tensor, held: Tensor) -> Tensor:
+    """Both kinds in one order, as `parted` takes them apart."""
+    order = torch.empty(len(held) + len(to_train_on), dtype=torch.int64, device=held.device)
+    places = parted(torch.arange(len(order), device=held.device), len(order))
+    order[places[0]], order[places[1]] = to_train_on, held
+    return order
+
+
+def _quota(learner: LearnerView) -> int:
+    return learner.method.memory.quota(learner.stage.num_seen)
 
 
 class Variant(NamedTuple):

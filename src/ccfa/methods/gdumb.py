@@ -4,50 +4,34 @@ import math
 from dataclasses import replace
 from functools import partial
 
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
 from ccfa.augmentation import CutMix
-from ccfa.data import CIFAR100_UNJITTERED, Transforms
+from ccfa.data import CIFAR100_UNJITTERED
 from ccfa.losses.classification import cross_entropy
-from ccfa.methods.method import Budget, LearnerView, Method, Phase
-from ccfa.methods.parts import Phases, all_parameters, balanced_exemplars, new_and_exemplars, sgd, start_afresh
+from ccfa.methods.method import Budget, LearnerView, Method
+from ccfa.methods.parts import Phases, balanced_exemplars, start_afresh
+from ccfa.methods.recipe import Recipe, register_method
 from ccfa.methods.selection import pick_first
-from ccfa.models import NormalisedLinearHead
-from ccfa.models.resnet import backbone_named
+from ccfa.models import LinearHead
+
+PUBLISHED = Recipe("resnet32-gdumb", CIFAR100_UNJITTERED, epochs=256, batch_size=16, lr=0.05, weight_decay=1e-6)
 
 
-def gdumb(
-    *,
-    backbone: str = "resnet32-gdumb",
-    transforms: Transforms = CIFAR100_UNJITTERED,
-    epochs: int = 256,
-    memory_epochs: int = 32,
-    batch_size: int = 16,
-    lr: float = 0.05,
-    weight_decay: float = 1e-6,
-    memory: int = 20,
-    pretrain: bool = True,
-) -> Method:
+@register_method("gdumb", PUBLISHED)
+def gdumb(recipe: Recipe, *, memory_epochs: int = 32, memory: int = 20, pretrain: bool = True) -> Method:
     """GDumb: at each stage trained anew on a balanced memory alone, from the backbone of the first stage.
 
     That start is the setting whose results are comparable (`formulation B3`); without `pretrain` every stage, the first
     too, starts from scratch with the memory alone, for `epochs` passes.
     """
-    on_everything = Phase(
-        name="main",
-        epochs=epochs,
-        lr=lr,
-        rows=new_and_exemplars,
-        parameters=all_parameters,
-        optimiser=sgd,
-        schedule=warm_restarts,
-        batch_size=batch_size,
-        weight_decay=weight_decay,
-        clip_norm=10.0,
-    )
-    on_memory = replace(on_everything, rows=balanced_exemplars, epochs=memory_epochs if pretrain else epochs)
+    on_everything = recipe.phase(warm_restarts, clip_norm=10.0)
+    on_memory = replace(on_everything, rows=balanced_exemplars, epochs=memory_epochs if pretrain else recipe.epochs)
     return Method(
         name="gdumb",
-        transforms=transforms,
-        backbone=backbone_named(backbone),
+        transforms=recipe.transforms,
+        backbone=recipe.builder,
         head=partial(NormalisedLinearHead, relu=True),
         criterion=cross_entropy,
         phases=Phases(first=(on_everything if pretrain else on_memory,), later=(on_memory,)),
@@ -73,3 +57,25 @@ def warm_restarts(epoch: int, epochs: int) -> float:
         return 0.1
     cycle = 2 ** (epoch.bit_length() - 1)  # it begins at this epoch and is as long
     return 0.01 + 0.99 * (1 + math.cos(math.pi * (epoch - cycle) / cycle)) / 2
+
+
+class NormalisedLinearHead(LinearHead):
+    """GDumb's head: a linear map without bias and a batch norm over its logits, which starts anew as the head grows."""
+
+    eps = 1e-6
+
+    def __init__(self, dim: int, relu: bool = False) -> None:
+        super().__init__(dim, bias=False, relu=relu, uniform=True)
+        self.norm = nn.BatchNorm1d(0, self.eps)
+
+    def grow(self, num_new: int, generator: Generator | None = None) -> None:
+        """Add new classes; every class's statistics start anew."""
+        super().grow(num_new, generator)
+        self.norm = nn.BatchNorm1d(self.num_classes, self.eps).to(self.new)
+
+    def similarities(self, features: Tensor) -> Tensor:
+        """w_c . f, normalised over the batch in training."""
+        norm, scores = self.norm, super().similarities(features)
+        in_training = self.training and len(scores) > 1  # a single row has no spread
+        statistics = norm.running_mean, norm.running_var
+        return F.batch_norm(scores, *statistics, norm.weight, norm.bias, in_training, norm.momentum or 0.0, norm.eps)

@@ -5,49 +5,34 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ccfa.data import CIFAR100_UNJITTERED, Transforms
+from ccfa.data import CIFAR100_UNJITTERED
 from ccfa.losses.classification import binary_cross_entropy
 from ccfa.losses.distillation import sigmoids_for_labels
-from ccfa.methods.method import Budget, Method, Phase, Step, Term, by_nearest_mean
-from ccfa.methods.parts import Phases, Steps, all_parameters, new_and_exemplars, nothing_to_prepare, sgd
+from ccfa.methods.method import Budget, Method, Step, Term, by_nearest_mean
+from ccfa.methods.parts import Phases, Steps
+from ccfa.methods.recipe import Recipe, register_method
 from ccfa.methods.selection import herd
 from ccfa.models import LinearHead
-from ccfa.models.resnet import backbone_named
 
 
+@register_method("icarl", Recipe(transforms=CIFAR100_UNJITTERED, epochs=70, lr=2.0, weight_decay=5e-5))
 def icarl(
+    recipe: Recipe,
     *,
-    backbone: str = "resnet32-podnet",
-    transforms: Transforms = CIFAR100_UNJITTERED,
-    epochs: int = 70,
-    batch_size: int = 128,
-    lr: float = 2.0,
-    weight_decay: float = 5e-5,
     # Epochs 49 and 63 of 70; the published code steps its schedule after the epoch, one later.
     milestones: tuple[float, ...] = (50 / 70, 64 / 70),
     gamma: float = 0.2,
     memory: int = 20,
 ) -> Method:
-    """iCaRL as PODNet's authors run it: one sigmoid a class, old ones distilled; predicts by the nearest mean."""
-    main = Phase(
-        name="main",
-        epochs=epochs,
-        lr=lr,
-        rows=new_and_exemplars,
-        parameters=all_parameters,
-        optimiser=sgd,
-        schedule=Steps(milestones, gamma),
-        batch_size=batch_size,
-        weight_decay=weight_decay,
-    )
+    """iCaRL as PODNet's authors run it: one sigmoid per class, old ones distilled; predicts by the nearest mean."""
+    main = recipe.phase(Steps(milestones, gamma))
     return Method(
         name="icarl",
-        transforms=transforms,
-        backbone=backbone_named(backbone),
+        transforms=recipe.transforms,
+        backbone=recipe.builder,
         head=partial(LinearHead, relu=True),
         criterion=binary_cross_entropy,
         phases=Phases(first=(main,), later=(main,)),
-        prepare=nothing_to_prepare,
         terms=(SigmoidDistillation,),
         memory=Budget(per_class=memory),
         needs_memory=1,
@@ -66,8 +51,7 @@ class SigmoidDistillation(Term):
         """The old classes' distillation less what L_cls has of them, averaged over batch and all classes."""
         num_old, samples = step.stage.num_old, step.samples
         logits = step.head(samples.features)[:, :num_old]
-        previous = step.previous_head(step.previous_head.embed(step.previous_features.embedding))
         is_label = samples.labels[:, :, None] == torch.arange(num_old, device=logits.device)
         targets = (samples.weights[:, :, None] * is_label).sum(dim=1)  # (B, old): shares where images were mixed
-        losses = sigmoids_for_labels(previous, logits, targets, step.share())
+        losses = sigmoids_for_labels(step.previous_logits, logits, targets, step.share())
         return losses.mean() / step.head.num_classes

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Generator, Tensor, nn, optim
 
 from ccfa.augmentation import Criterion, FeatureAugmentation, ImageAugmentation, Samples
 from ccfa.data import Stage, Transforms
 from ccfa.errors import UsageError
-from ccfa.models import Backbone, Features, Head, Network
+from ccfa.models import BackboneBuilder, Features, Head, Network
 
 
 class Step(NamedTuple):
@@ -24,60 +25,34 @@ class Step(NamedTuple):
     previous_features: Features
     generator: Generator
     samples: Samples  # the batch in the head's space, as L_cls has it before feature augmentation
-    share: Callable[[], Tensor]  # (): of these samples in L_cls; 1 unless there are augmented ones, which it waits for
+    share: Callable[[], Tensor]  # (): the part of L_cls that comes from these samples; waits for the augmented ones
+
+    @property
+    def previous_logits(self) -> Tensor:
+        """The previous network's logits (B, old classes)."""
+        logits: Tensor = self.previous_head(self.previous_head.embed(self.previous_features.embedding))
+        return logits
 
 
 class LearnerView(Protocol):
-    """What the parts of a method may ask of the learner."""
+    """What the parts of a method may ask of the learner, whose docstrings say what each gives."""
 
     method: "Method"
     network: Network
     initial: Network | None  # the network after the first stage, frozen
     stage: Stage
 
-    def reset_network(self) -> None:
-        """Replace the network by a newly initialised one over all seen classes."""
-        ...
-
-    def new_classes(self) -> list[Tensor]:
-        """The training rows of each new class."""
-        ...
-
-    def training_rows(self) -> Tensor:
-        """All new rows and the exemplars of old classes: D'_k."""
-        ...
-
-    def balanced_rows(self) -> Tensor:
-        """Equally many exemplars of every seen class, those of new classes selected now."""
-        ...
-
-    def exemplars(self) -> list[Tensor]:
-        """The rows stored of each old class, best first."""
-        ...
-
-    def select_new_exemplars(self) -> list[Tensor]:
-        """The exemplars of each new class, chosen with the network as it is now."""
-        ...
-
-    def training_batches(self, batch_size: int, *purpose: object) -> Iterator[tuple[Tensor, Tensor]]:
-        """D'_k once over, in random order: images under the training transform, and their labels."""
-        ...
-
-    def embeddings(self, rows: Tensor, flip: bool = False) -> Tensor:
-        """Embeddings of training images, in evaluation mode with the test transform."""
-        ...
-
-    def predict_by_logits(self, images: Tensor) -> Tensor:
-        """The class of each uint8 image, by the largest logit."""
-        ...
-
-    def predict_by_nearest_mean(self, images: Tensor) -> Tensor:
-        """The class of each uint8 image, by the nearest mean of exemplars."""
-        ...
-
-    def generator(self, *purpose: object) -> Generator:
-        """A generator of its own for each purpose, seeded by the learner's seeds and the stage."""
-        ...
+    def reset_network(self) -> None: ...
+    def new_classes(self) -> list[Tensor]: ...
+    def training_rows(self) -> Tensor: ...
+    def balanced_rows(self) -> Tensor: ...
+    def exemplars(self) -> list[Tensor]: ...
+    def select_new_exemplars(self) -> list[Tensor]: ...
+    def training_batches(self, batch_size: int, *purpose: object) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def embeddings(self, rows: Tensor, flip: bool = False) -> Tensor: ...
+    def predict_by_logits(self, images: Tensor) -> Tensor: ...
+    def predict_by_nearest_mean(self, images: Tensor) -> Tensor: ...
+    def generator(self, *purpose: object) -> Generator: ...
 
 
 class Term(nn.Module, ABC):
@@ -89,7 +64,7 @@ class Term(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, step: Step) -> Tensor:
-        """The penalty of a batch."""
+        """The penalty of a batch, a scalar."""
 
     def conclude(self, learner: LearnerView) -> None:
         """Refresh what the term remembers, after a stage."""
@@ -103,6 +78,9 @@ Schedule = Callable[[int, int], float]
 RowSelector = Callable[[LearnerView], Tensor]
 ParameterSelector = Callable[[Network], list[nn.Parameter]]
 ExemplarSelector = Callable[[Sequence[Tensor], int, Generator], list[Tensor]]
+
+
+LARGEST = torch.finfo(torch.float32).max  # optimisers hold their rate in that precision
 
 
 @dataclass(frozen=True)
@@ -124,13 +102,25 @@ class Phase:
     use_terms: bool = True  # False: L_cls alone, with a weight of 1
     after_epoch: "Phase | None" = None  # run for its own epochs after each epoch of this phase
 
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 0), ("batch_size", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise UsageError(f"{name} of phase {self.name} must be a whole number >= {least}, got {value!r}.")
+        for name in ("lr", "weight_decay", "clip_value", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int | float) or not 0 <= value <= LARGEST):
+                raise UsageError(
+                    f"{name} of phase {self.name} must be a number from 0 to {LARGEST:.1e}, got {value!r}."
+                )
+
 
 MAX_EXEMPLARS = 2**31
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How many exemplars may be kept: so many a class, or so many in total; neither means none."""
+    """How many exemplars may be kept: a number per class or a number in total. Neither means none."""
 
     per_class: int | None = None
     total: int | None = None
@@ -172,6 +162,10 @@ def no_auxiliary_classes(stage: Stage) -> int:
     return 0
 
 
+def nothing_to_prepare(learner: LearnerView) -> None:
+    """New classes keep their random start."""
+
+
 def same_shape(network: Network, stage_index: int) -> None:
     """The network's structure is the same at every stage, but for the classes of its head."""
 
@@ -182,11 +176,11 @@ class Method:
 
     name: str
     transforms: Transforms
-    backbone: Callable[[int], Backbone]  # channels -> f
+    backbone: BackboneBuilder  # channels -> f
     head: Callable[[int], Head]  # dim -> g
     criterion: Criterion
     phases: Callable[[Stage], tuple[Phase, ...]]
-    prepare: Callable[[LearnerView], None]  # once the head has grown, before the first phase
+    prepare: Callable[[LearnerView], None] = nothing_to_prepare  # once the head has grown, before the first phase
     shape_network: Callable[[Network, int], None] = same_shape  # into the structure it has at a stage, before prepare
     terms: tuple[Callable[[], Term], ...] = ()
     classification_weight: Callable[[Stage], float] = always_one  # on L_cls
@@ -194,7 +188,7 @@ class Method:
     image_augmentation: ImageAugmentation | None = None
     feature_augmentations: tuple[FeatureAugmentation, ...] = ()
     memory: Budget = NOTHING
-    needs_memory: int = 0  # exemplars a class without which the method has no meaning
+    needs_memory: int = 0  # exemplars per class without which the method has no meaning
     select_exemplars: ExemplarSelector | None = None
     predict: Callable[[LearnerView, Tensor], Tensor] = by_logits
     no_old_head: str = ""  # the reason, where a method keeps no old head to learn from

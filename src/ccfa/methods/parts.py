@@ -1,4 +1,4 @@
-"""Parts that methods share: row and parameter selectors, schedules, optimisers, preparations."""
+"""Parts that methods share: row and parameter selectors, schedules, optimisers, imprinting, distillation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from ccfa.data import Stage
 from ccfa.methods.method import LearnerView, Phase, Step, Term
-from ccfa.models import LocalSimilarityHead, Network
-from ccfa.models.clustering import kmeans
+from ccfa.models import Features, LocalSimilarityHead, Network
 
 
 def new_and_exemplars(learner: LearnerView) -> Tensor:
@@ -25,7 +24,6 @@ def balanced_exemplars(learner: LearnerView) -> Tensor:
 
 
 def all_parameters(network: Network) -> list[nn.Parameter]:
-    """Everything trains."""
     return list(network.parameters())
 
 
@@ -53,7 +51,6 @@ def adam(parameters: Sequence[nn.Parameter], lr: float, weight_decay: float) -> 
 
 
 def constant(epoch: int, epochs: int) -> float:
-    """The same learning rate throughout."""
     return 1.0
 
 
@@ -70,12 +67,7 @@ class Steps:
     gamma: float = 0.1
 
     def __call__(self, epoch: int, epochs: int) -> float:
-        """The factor on the base rate."""
         return float(self.gamma ** sum(epoch >= round(fraction * epochs) for fraction in self.at))
-
-
-def nothing_to_prepare(learner: LearnerView) -> None:
-    """New classes keep their random start."""
 
 
 def imprint(learner: LearnerView) -> None:
@@ -104,6 +96,48 @@ def _proxies(directions: Sequence[Tensor], num_proxies: int, generator: Generato
     return centres
 
 
+def kmeans(
+    points: Tensor,
+    num_clusters: int,
+    generator: Generator,
+    num_restarts: int = 10,
+    max_iterations: int = 300,
+) -> Tensor:
+    """The best centres (..., k, d) of several k-means++ starts for points (..., n, d); too few points repeat.
+
+    All restarts of all classes run at once, on the device.
+    """
+    *batch, num_points, dim = points.shape
+    if num_points < num_clusters:
+        points = points[..., torch.arange(num_clusters, device=points.device) % num_points, :]
+    points = points.reshape(-1, 1, *points.shape[-2:]).expand(-1, num_restarts, -1, -1).flatten(0, 1)  # (B * R, n, d)
+    centres = _plus_plus(points, num_clusters, generator)
+    for _ in range(max_iterations):
+        member = F.one_hot(torch.cdist(points, centres).argmin(dim=2), num_clusters).to(points)  # (B * R, n, k)
+        sizes = member.sum(dim=1).unsqueeze(2)
+        means = member.transpose(1, 2) @ points / sizes.clamp(min=1)
+        updated = torch.where(sizes > 0, means, centres)  # an empty cluster stays where it is
+        if torch.equal(updated, centres):
+            break
+        centres = updated
+    inertia = torch.cdist(points, centres).amin(dim=2).square().sum(dim=1).view(-1, num_restarts)
+    best = inertia.argmin(dim=1) + num_restarts * torch.arange(len(inertia), device=inertia.device)
+    return centres[best].reshape(*batch, num_clusters, dim)
+
+
+def _plus_plus(points: Tensor, num_clusters: int, generator: Generator) -> Tensor:
+    """k-means++ seeding: each further centre is drawn with probability proportional to its squared distance."""
+    weights = torch.ones(points.shape[:2], device=points.device, dtype=points.dtype)
+    centres = points.new_empty(len(points), 0, points.shape[2])
+    for _ in range(num_clusters):
+        chosen = torch.multinomial(weights, 1, generator=generator)  # (B * R, 1)
+        drawn = points.gather(1, chosen.unsqueeze(2).expand(-1, -1, points.shape[2]))
+        centres = torch.cat([centres, drawn], dim=1)
+        # All points may coincide with centres already: any choice is then as good.
+        weights = torch.cdist(points, centres).amin(dim=2).square() + torch.finfo(points.dtype).tiny
+    return centres
+
+
 def start_afresh(learner: LearnerView) -> None:
     """Forget everything: a newly initialised backbone and head over all seen classes."""
     learner.reset_network()
@@ -127,51 +161,30 @@ class Phases:
     later: tuple[Phase, ...]
 
     def __call__(self, stage: Stage) -> tuple[Phase, ...]:
-        """The phases of that stage."""
         return self.first if stage.index == 0 else self.later
 
 
 class EmbeddingDistillation(Term):
     """weight * factor(stage) * loss(Z_{k-1}, Z_k)."""
 
-    def __init__(
-        self,
-        name: str,
-        weight: float,
-        factor: Callable[[Stage], float],
-        loss: Callable[[Tensor, Tensor], Tensor],
-    ) -> None:
+    def __init__(self, name: str, weight: float, factor: Callable[[Stage], float], loss: Callable[..., Tensor]) -> None:
         super().__init__(name)
         self.weight = weight
         self.factor = factor
         self.loss = loss
 
     def forward(self, step: Step) -> Tensor:
-        """The penalty on the pooled embedding."""
-        distance = self.loss(step.previous_features.embedding, step.features.embedding)
-        return self.weight * self.factor(step.stage) * distance
+        return self.weight * self.factor(step.stage) * self.distance(step.previous_features, step.features)
+
+    def distance(self, previous: Features, current: Features) -> Tensor:
+        return self.loss(previous.embedding, current.embedding)
 
 
-class MapDistillation(Term):
+class MapDistillation(EmbeddingDistillation):
     """weight * factor(stage) * loss(maps of f_{k-1}, maps of f_k)."""
 
-    def __init__(
-        self,
-        name: str,
-        weight: float,
-        factor: Callable[[Stage], float],
-        loss: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor],
-    ) -> None:
-        super().__init__(name)
-        self.weight = weight
-        self.factor = factor
-        self.loss = loss
-
     def fuse(self, fused: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
-        """Fuse the loss: it makes dozens of small kernels a level."""
-        self.loss = fused(self.loss)
+        self.loss = fused(self.loss)  # it makes dozens of small kernels per level
 
-    def forward(self, step: Step) -> Tensor:
-        """The penalty on the maps of all levels."""
-        distance = self.loss(step.previous_features.maps, step.features.maps)
-        return self.weight * self.factor(step.stage) * distance
+    def distance(self, previous: Features, current: Features) -> Tensor:
+        return self.loss(previous.maps, current.maps)

@@ -1,15 +1,16 @@
 """UCIR: Hou, Pan, Loy, Wang and Lin, "Learning a Unified Classifier Incrementally via Rebalancing", CVPR 2019."""
 
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
-from ccfa.data import CIFAR100_UCIR, Transforms
+from ccfa.data import CIFAR100_UCIR
 from ccfa.errors import UsageError
 from ccfa.losses.classification import cross_entropy
 from ccfa.losses.distillation import cosine_distance
 from ccfa.losses.ranking import margin_ranking
-from ccfa.methods.method import Budget, Method, Phase, Step, Term
+from ccfa.methods.method import Budget, Method, Step, Term
 from ccfa.methods.parts import (
     EmbeddingDistillation,
     Phases,
@@ -18,23 +19,17 @@ from ccfa.methods.parts import (
     balanced_exemplars,
     class_blocks,
     imprint,
-    new_and_exemplars,
     old_to_new,
-    sgd,
 )
+from ccfa.methods.recipe import Recipe, register_method
 from ccfa.methods.selection import herd
 from ccfa.models import CosineHead
-from ccfa.models.resnet import backbone_named
 
 
+@register_method("ucir", Recipe(backbone="resnet32-ucir", transforms=CIFAR100_UCIR))
 def ucir(
+    recipe: Recipe,
     *,
-    backbone: str = "resnet32-ucir",
-    transforms: Transforms = CIFAR100_UCIR,
-    epochs: int = 160,
-    batch_size: int = 128,
-    lr: float = 0.1,
-    weight_decay: float = 5e-4,
     milestones: tuple[float, ...] = (0.5, 0.75),
     lambda_base: float = 5.0,
     margin: float = 0.5,
@@ -44,33 +39,21 @@ def ucir(
     memory: int = 20,
 ) -> Method:
     """UCIR as its published code runs (a balanced phase, of 20 epochs, for ImageNet-1000 only)."""
-    main = Phase(
-        name="main",
-        epochs=epochs,
-        lr=lr,
-        rows=new_and_exemplars,
-        parameters=all_but_old_classes,
-        optimiser=sgd,
-        schedule=Steps(milestones),
-        batch_size=batch_size,
-        weight_decay=weight_decay,
-    )
-    balanced = Phase(
+    main = recipe.phase(Steps(milestones), parameters=all_but_old_classes)
+    balanced = replace(
+        main,
         name="balanced",
         epochs=balanced_epochs,
         lr=balanced_lr,
         rows=balanced_exemplars,
         parameters=class_blocks,
-        optimiser=sgd,
         schedule=Steps((0.5,)),
-        batch_size=batch_size,
-        weight_decay=weight_decay,
         train_batch_norm=False,
     )
     return Method(
         name="ucir",
-        transforms=transforms,
-        backbone=backbone_named(backbone),
+        transforms=recipe.transforms,
+        backbone=recipe.builder,
         head=CosineHead,
         criterion=cross_entropy,
         phases=Phases(first=(main,), later=(main, balanced) if balanced_epochs else (main,)),
@@ -96,6 +79,5 @@ class MarginRanking(Term):
         self.num_negatives = num_negatives
 
     def forward(self, step: Step) -> Tensor:
-        """The ranking loss on unscaled similarities."""
         similarities = step.head.similarities(step.head.embed(step.features.embedding))
         return margin_ranking(similarities, step.labels, step.stage.num_old, self.margin, self.num_negatives)

@@ -1,15 +1,24 @@
 """Backbones, heads, and the network they make together."""
 
-from ccfa.models.adjusted import CorrectedLinearHead, KeepingLinearHead, NormalisedLinearHead
-from ccfa.models.backbone import Backbone, Features
-from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead
+from ccfa.models.backbone import (
+    BACKBONES,
+    Backbone,
+    BackboneBuilder,
+    ChainBackbone,
+    Features,
+    backbone_builder,
+    register_backbone,
+    wrap,
+)
+from ccfa.models.heads import CosineHead, Head, KeepingLinearHead, LinearHead, LocalSimilarityHead
 from ccfa.models.network import Network
-from ccfa.models.resnet import BACKBONES
+from ccfa.models.resnet import ResNet
 
 __all__ = [
     "BACKBONES",
     "Backbone",
-    "CorrectedLinearHead",
+    "BackboneBuilder",
+    "ChainBackbone",
     "CosineHead",
     "Features",
     "Head",
@@ -17,5 +26,8 @@ __all__ = [
     "LinearHead",
     "LocalSimilarityHead",
     "Network",
-    "NormalisedLinearHead",
+    "ResNet",
+    "backbone_builder",
+    "register_backbone",
+    "wrap",
 ]

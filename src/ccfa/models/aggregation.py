@@ -5,7 +5,7 @@ import copy
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ccfa.models.backbone import Backbone
+from ccfa.models.backbone import ChainBackbone
 
 
 class KernelScaling(nn.Module):
@@ -16,7 +16,6 @@ class KernelScaling(nn.Module):
         self.factors = nn.Parameter(kernels.new_ones(*kernels.shape[:2], 1, 1))
 
     def forward(self, kernels: Tensor) -> Tensor:
-        """The scaled kernels."""
         return kernels * self.factors
 
 
@@ -30,13 +29,12 @@ class FusedLevel(nn.Module):
         self.blend = blend
 
     def forward(self, x: Tensor) -> Tensor:
-        """The fused map, which both branches of the next level read."""
         stable, plastic = self.stable(x), self.plastic(x)
         fused: Tensor = plastic + self.blend * (stable - plastic)  # exact where the branches agree, for any blend
         return fused
 
 
-def two_branches(backbone: Backbone, learn_blend: bool = False) -> Backbone:
+def two_branches(backbone: ChainBackbone, learn_blend: bool = False) -> ChainBackbone:
     """Two copies of the backbone as one: the stable one with frozen, scaled kernels, the other free; blend 0.5."""
     start = next(backbone.parameters()).detach().new_tensor(0.5)
     levels: list[nn.Module] = []
@@ -45,7 +43,7 @@ def two_branches(backbone: Backbone, learn_blend: bool = False) -> Backbone:
         scale_kernels(stable)
         blend = nn.Parameter(start.clone()) if learn_blend else nn.Buffer(start.clone())
         levels.append(FusedLevel(stable, copy.deepcopy(level), blend))
-    return Backbone(levels, backbone.dim).train(backbone.training)
+    return ChainBackbone(levels, backbone.dim).train(backbone.training)
 
 
 def scale_kernels(module: nn.Module) -> None:

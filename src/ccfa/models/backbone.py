@@ -1,15 +1,21 @@
-"""What every backbone f gives, so that nobody needs hooks to look inside one."""
+"""Backbones f: what each must give, the chain of levels that ours are, and any torch module as a backbone."""
 
-from typing import NamedTuple
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+
+from ccfa.errors import UsageError, choose
+from ccfa.plugins import Registry
 
 
 class Features(NamedTuple):
     """The maps of each level and the pooled embedding Z of a batch of images."""
 
-    maps: tuple[Tensor, ...]  # one (B, C, H, W) a level
+    maps: tuple[Tensor, ...]  # (B, C, H, W) per level
     embedding: Tensor  # (B, dim)
 
 
@@ -27,7 +33,77 @@ def mixed_before(level: int, maps: Tensor, mixing: MapMixing) -> Tensor:
     return share * maps + (1 - share) * maps[mixing.partners]
 
 
-class Backbone(nn.Module):
+class Backbone(Protocol):
+    """f: a torch module with a `dim` whose `forward` returns `Features`.
+
+    Everything but `dim` and `forward` comes with `torch.nn.Module`. Use `wrap` for a module that returns a tensor.
+    """
+
+    dim: int  # of the embedding
+
+    def forward(self, images: Tensor, mixing: MapMixing | None = None) -> Features:
+        """The features of normalised images; with `mixing`, rows are mixed before one of the levels."""
+
+    def __call__(self, images: Tensor, mixing: MapMixing | None = None) -> Features: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+    def train(self, mode: bool = True) -> Self: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
+
+
+BackboneBuilder = Callable[[int], Backbone]
+"""channels of the images -> a freshly initialised backbone."""
+
+BACKBONES: Registry[BackboneBuilder] = Registry("backbone")
+
+
+def register_backbone(name: str) -> Callable[[BackboneBuilder], BackboneBuilder]:
+    """A decorator that gives a function `channels -> backbone` a name, for `--set backbone=NAME`."""
+    return lambda build: BACKBONES.add(name, build)
+
+
+def backbone_builder(choice: "str | BackboneBuilder | nn.Module") -> BackboneBuilder:
+    """The function that makes a backbone: by name, as it is, or copies of a module with the weights that it has."""
+    if isinstance(choice, str):
+        return choose("backbone", choice, BACKBONES)
+    if isinstance(choice, nn.Module):
+        return CopiesOf(choice)
+    if not callable(choice):
+        raise UsageError(
+            f"A backbone is a name ({', '.join(BACKBONES)}), a function of the number of channels that returns one, "
+            f"or a module made by wrap(...); got {choice!r}."
+        )
+    return choice
+
+
+def require_backbone(made: object) -> Backbone:
+    """The backbone, or an error that says what it lacks."""
+    if isinstance(made, nn.Module) and isinstance(getattr(made, "dim", None), int):
+        return made  # type: ignore[return-value]
+    raise UsageError(
+        f"{type(made).__name__} is not a backbone: it must be a torch module with a whole number `dim` whose forward "
+        f"returns Features. Use wrap(module, levels=[...]) to make one of any torch module."
+    )
+
+
+class CopiesOf:
+    """Builds copies of one module, weights included: for networks that were trained before."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = require_backbone(module)
+        self.__name__ = str(getattr(module, "description", type(module).__name__))
+
+    def __call__(self, channels: int) -> Backbone:
+        return copy.deepcopy(self.module)
+
+
+class ChainBackbone(nn.Module):
     """f: a chain of levels followed by global average pooling."""
 
     def __init__(self, levels: list[nn.Module], dim: int) -> None:
@@ -36,7 +112,6 @@ class Backbone(nn.Module):
         self.dim = dim
 
     def forward(self, images: Tensor, mixing: MapMixing | None = None) -> Features:
-        """The features of normalised images, mixed on the way where that is asked for."""
         maps = []
         for index, level in enumerate(self.levels):
             if mixing is not None:
@@ -44,3 +119,89 @@ class Backbone(nn.Module):
             images = level(images)
             maps.append(images)
         return Features(tuple(maps), maps[-1].mean(dim=(2, 3)))
+
+
+def wrap(module: nn.Module, levels: Sequence[str], dim: int | None = None) -> "WrappedBackbone":
+    """Make a backbone of any torch module, to be given to a method as `backbone`.
+
+    Args:
+        module: Takes normalised images (B, channels, H, W). Its output is the embedding, (B, dim), or maps
+            (B, dim, H, W), which are averaged over space. Remove its classifier first.
+        levels: Names of submodules, as in `module.named_modules()`, in the order in which they run. Their outputs,
+            (B, C, H, W), are the maps that POD and AFC distil.
+        dim: The size of the embedding. If None, one image of 32 x 32 pixels is passed through the module to find it.
+
+    Returns:
+        A backbone. It shares its weights with `module`.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU())
+    >>> wrap(net, levels=["1", "3"]).dim
+    16
+    """
+    known = dict(module.named_modules())
+    if isinstance(levels, str) or not levels:
+        raise UsageError(f"wrap needs the names of at least one submodule as levels, got {levels!r}.")
+    for name in levels:
+        choose(f"submodule of {type(module).__name__}", name, known)
+    return WrappedBackbone(module, tuple(levels), dim)
+
+
+class WrappedBackbone(nn.Module):
+    """Somebody else's module as a backbone; made by `wrap`."""
+
+    def __init__(self, module: nn.Module, levels: tuple[str, ...], dim: int | None) -> None:
+        super().__init__()
+        self.module = module
+        self.levels_read = levels
+        self.dim = self._probed() if dim is None else dim
+
+    @property
+    def description(self) -> str:
+        """The module and its levels, as a run's configuration names them."""
+        return f"{type(self.module).__name__}[{', '.join(self.levels_read)}]"
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # hooks that come and go cannot be traced
+    def forward(self, images: Tensor, mixing: MapMixing | None = None) -> Features:
+        if mixing is not None and len(self.levels_read) < 2:
+            raise UsageError("Manifold Mixup mixes before, after and between levels, so wrap at least 2.")
+        seen: dict[str, Tensor] = {}
+
+        def read(name: str, place: int, output: Tensor) -> Tensor | None:
+            if not isinstance(output, Tensor) or output.dim() != 4:
+                raise self._misfit(f"Level {name!r}", output, "maps (B, C, H, W)")
+            seen[name] = output
+            return None if mixing is None else mixed_before(place, output, mixing)
+
+        with contextlib.ExitStack() as hooks:  # for this call only, so that copies of the module have none
+            for place, name in enumerate(self.levels_read, start=1):
+                level = self.module.get_submodule(name)
+                hook = level.register_forward_hook(lambda m, i, output, n=name, p=place: read(n, p, output))
+                hooks.callback(hook.remove)
+            output = self.module(images if mixing is None else mixed_before(0, images, mixing))
+        if missing := [name for name in self.levels_read if name not in seen]:
+            raise UsageError(f"{type(self.module).__name__} did not run its submodules {', '.join(missing)}.")
+        if not isinstance(output, Tensor) or output.dim() not in (2, 4):
+            raise self._misfit("The output", output, "an embedding (B, dim) or maps (B, dim, H, W)")
+        embedding = output if output.dim() == 2 else output.mean(dim=(2, 3))
+        return Features(tuple(seen[name] for name in self.levels_read), embedding)
+
+    def _misfit(self, what: str, output: object, wanted: str) -> UsageError:
+        got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        hint = " Reshape tokens (B, N, C) into maps first." if isinstance(output, Tensor) and output.dim() == 3 else ""
+        return UsageError(f"{what} of {type(self.module).__name__} must be {wanted}, got {got}.{hint}")
+
+    def _probed(self) -> int:
+        first = next((layer for layer in self.module.modules() if isinstance(layer, nn.Conv2d)), None)
+        like = next(self.module.parameters(), torch.empty(0))
+        image = like.new_zeros(1, first.in_channels if first else 3, 32, 32)
+        was_training, _ = self.module.training, self.module.eval()
+        try:
+            with torch.no_grad():
+                return self(image).embedding.shape[1]  # type: ignore[no-any-return]
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise UsageError(
+                f"{type(self.module).__name__} did not take an image of shape {tuple(image.shape)}, so give its `dim`: "
+                f"{error}"
+            ) from error
+        finally:
+            self.module.train(was_training)

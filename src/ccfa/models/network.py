@@ -13,7 +13,7 @@ class Network(nn.Module):
 
     def __init__(self, backbone: Backbone, head: Head) -> None:
         super().__init__()
-        self.backbone = backbone
+        self.backbone: Backbone = backbone
         self.head = head
 
     def forward(self, images: Tensor) -> Tensor:

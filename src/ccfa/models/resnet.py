@@ -1,6 +1,5 @@
 """One ResNet builder; each published network is a line of options."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -8,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ccfa.errors import choose
-from ccfa.models.backbone import Backbone
+from ccfa.models.backbone import BACKBONES, ChainBackbone
 from ccfa.models.convolution import Conv3x3, normalised
 
 
@@ -83,7 +81,7 @@ class ResNet:
     block: ClassVar[type[Block]] = Block
     norm_eps: ClassVar[float] = 1e-5
 
-    def __call__(self, channels: int = 3) -> Backbone:
+    def __call__(self, channels: int = 3) -> ChainBackbone:
         """The backbone for images of so many channels."""
         levels: list[nn.Module] = []
         width = self.widths[0]
@@ -96,7 +94,7 @@ class ResNet:
                 modules.append(self.block(*arguments))
                 width = out
             levels.append(nn.Sequential(*modules))
-        backbone = Backbone(levels, width)
+        backbone = ChainBackbone(levels, width)
         _initialise(backbone, self.zero_init_residual, self.norm_eps)
         return backbone
 
@@ -117,7 +115,7 @@ def _stem(kind: str, channels: int, width: int) -> list[nn.Module]:
 
 
 @torch.no_grad()
-def _initialise(backbone: Backbone, zero_init_residual: bool, norm_eps: float) -> None:
+def _initialise(backbone: ChainBackbone, zero_init_residual: bool, norm_eps: float) -> None:
     """Kaiming normal (fan out) for convolutions; batch norms start as the identity or, last in a block, at 0."""
     for module in backbone.modules():
         if isinstance(module, nn.Conv2d):
@@ -174,7 +172,7 @@ resnet18_il2a = ResNet(
 # For 8x8 digits: PODNet's kind of trunk with one block a level.
 small = ResNet((16, 32, 64), (1, 1, 1), (1, 2, 2))
 
-BACKBONES: dict[str, Callable[[int], Backbone]] = {
+for _name, _builder in {
     "resnet32-podnet": resnet32_podnet,
     "resnet32-ucir": resnet32_ucir,
     "resnet32-gdumb": resnet32_gdumb,
@@ -182,9 +180,5 @@ BACKBONES: dict[str, Callable[[int], Backbone]] = {
     "resnet18-ucir": resnet18_ucir,
     "resnet18-il2a": resnet18_il2a,
     "small": small,
-}
-
-
-def backbone_named(name: str) -> Callable[[int], Backbone]:
-    """The builder of that name."""
-    return choose("backbone", name, BACKBONES)
+}.items():
+    BACKBONES.add(_name, _builder)

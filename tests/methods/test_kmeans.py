@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.cluster import KMeans
 
-from ccfa.models.clustering import kmeans
+from ccfa.methods.parts import kmeans
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -41,7 +41,7 @@ def test_well_separated_clusters_are_found_exactly(seed: int):
     np.testing.assert_allclose(centres[order], expected, atol=1e-10)
 
 
-def test_every_centre_is_the_mean_of_the_points_nearest_to_it():
+def test_centres_are_means_of_their_points():
     points = np.random.default_rng(4).standard_normal((80, 3))
     centres = kmeans(torch.tensor(points), 6, seeded(0)).numpy()
     nearest = np.argmin(((points[:, None] - centres[None]) ** 2).sum(axis=2), axis=1)
@@ -49,13 +49,8 @@ def test_every_centre_is_the_mean_of_the_points_nearest_to_it():
         np.testing.assert_allclose(centres[cluster], points[nearest == cluster].mean(axis=0), atol=1e-6)
 
 
-def test_one_cluster_is_the_mean():
-    points = torch.tensor(np.random.default_rng(5).standard_normal((20, 3)))
-    torch.testing.assert_close(kmeans(points, 1, seeded(0)), points.mean(dim=0, keepdim=True))
-
-
 @pytest.mark.parametrize("num_points", [1, 3])
-def test_fewer_points_than_clusters_gives_every_point_a_centre(num_points: int):
+def test_few_points_are_centres_themselves(num_points: int):
     points = torch.tensor(np.random.default_rng(6).standard_normal((num_points, 4)))
     centres = kmeans(points, 5, seeded(0))
     assert centres.shape == (5, 4)
@@ -63,12 +58,12 @@ def test_fewer_points_than_clusters_gives_every_point_a_centre(num_points: int):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_repeated_points_do_not_make_empty_or_undefined_centres(dtype: torch.dtype):
+def test_repeated_points_have_defined_centres(dtype: torch.dtype):
     points = torch.ones(12, 3, dtype=dtype)
     torch.testing.assert_close(kmeans(points, 4, seeded(0)), torch.ones(4, 3, dtype=dtype))
 
 
-def test_the_generator_decides_the_result_and_nothing_else_does():
+def test_generator_alone_decides_the_result():
     points = torch.tensor(np.random.default_rng(7).standard_normal((60, 4)))
     torch.manual_seed(1)
     first = kmeans(points, 5, seeded(3))

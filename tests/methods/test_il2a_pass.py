@@ -12,10 +12,8 @@ from ccfa.errors import UsageError
 from ccfa.learning import Learner
 from ccfa.learning.step import step_losses
 from ccfa.methods import METHODS, Budget, with_augmentation, with_memory
-from ccfa.methods.il2a import il2a
+from ccfa.methods.il2a_pass import FeatureDistance
 from ccfa.methods.method import Step
-from ccfa.methods.pass_ import pass_
-from ccfa.methods.prototypes import FeatureDistance
 from ccfa.models import Features
 from toys import STAGES, TOY, begun, learned, tiny, toy_images
 
@@ -38,20 +36,6 @@ def step_of(learner: Learner, seed: int = 0) -> Step:
     labels, head = torch.tensor([4, 5, 4, 5]), learner.network.head
     samples = Samples.of(features.embedding, labels)
     return Step(learner.stage, labels, head, features, head, features, generator, samples, lambda: torch.tensor(1.0))
-
-
-@pytest.mark.parametrize("name", ["il2a", "pass"])
-def test_the_published_constants(name):
-    method = METHODS[name]()
-    (phase,) = method.phases(STAGES[1])
-    assert (phase.epochs, phase.batch_size, phase.lr, phase.weight_decay) == (101, 64, 1e-3, 2e-4)
-    drops = [epoch for epoch in range(1, 101) if phase.schedule(epoch, 101) < 0.5 * phase.schedule(epoch - 1, 101)]
-    assert drops == ([45, 90] if name == "il2a" else [44, 89])
-    assert [term().weight for term in method.terms] == [10, 10]
-    head = method.head(8)
-    assert head.scale.item() == pytest.approx(10)
-    assert head.bias
-    assert method.auxiliary_classes(STAGES[0]) == {"il2a": 1, "pass": 6}[name]
 
 
 @pytest.mark.parametrize("name", ["il2a", "pass"])
@@ -112,7 +96,7 @@ def test_prototype_term_as_numpy():
     assert value.item() == pytest.approx(10 * reference.cross_entropy(logits, classes).mean(), rel=1e-4)
 
 
-def test_images_that_only_fill_a_place_are_not_kept_in_place():
+def test_images_of_weight_zero_may_move():
     learner = begun(tiny("il2a"), STAGES[1])
     step = step_of(learner)
     step = step._replace(samples=step.samples._replace(weights=torch.tensor([[1.0], [0.0], [1.0], [0.0]])))
@@ -182,7 +166,7 @@ def test_turned_classes_compete_in_the_classification():
 
 
 @pytest.mark.parametrize("name", ["il2a", "pass"])
-def test_feature_augmentation_starts_from_the_batch_s_own_images(name):
+def test_augmentation_starts_from_own_images(name):
     seen = []
 
     class Watching(CCFA):
@@ -195,7 +179,7 @@ def test_feature_augmentation_starts_from_the_batch_s_own_images(name):
     assert max(label for _, label in seen) == 3
 
 
-@pytest.mark.parametrize("factory", [il2a, pass_])
-def test_a_memory_has_no_meaning(factory):
-    with pytest.raises(UsageError, match="keeps no exemplars"):
-        with_memory(factory(), Budget(per_class=3))
+@pytest.mark.parametrize("name", ["il2a", "pass"])
+def test_a_memory_has_no_meaning(name):
+    with pytest.raises(UsageError, match=name):
+        with_memory(METHODS[name](), Budget(per_class=3))

@@ -1,0 +1,197 @@
+"""IL2A and PASS, which keep no exemplars: they remember where the features of old classes lay, and how they spread.
+
+Zhu, Cheng, Zhang and Liu, "Class-Incremental Learning via Dual Augmentation", NeurIPS 2021.
+Zhu, Zhang, Wang, Yin and Liu, "Prototype Augmentation and Self-Supervision for Incremental Learning", CVPR 2021.
+"""
+
+from abc import abstractmethod
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ccfa.augmentation.class_mixing import ClassMixing, Rotations
+from ccfa.losses.classification import cross_entropy
+from ccfa.losses.prototypes import frobenius_distance, semantic_augmentation
+from ccfa.methods.method import LearnerView, Method, Step, Term
+from ccfa.methods.parts import Phases, Steps, adam
+from ccfa.methods.recipe import Recipe, register_method
+from ccfa.models import KeepingLinearHead, LinearHead
+
+PUBLISHED = Recipe("resnet18-il2a", epochs=101, batch_size=64, lr=1e-3, weight_decay=2e-4)
+
+
+@register_method("il2a", PUBLISHED)
+def il2a(
+    recipe: Recipe,
+    *,
+    milestones: tuple[float, ...] = (45 / 101, 90 / 101),
+    temperature: float = 0.1,
+    mixing_rounds: int = 4,
+    lambda_distance: float = 10.0,
+    lambda_semantic: float = 10.0,
+    semantic_strength: float = 2.5,
+    published_covariances: bool = False,
+) -> Method:
+    """IL2A as its published code runs, without exemplars: class mixing, and Gaussians of old classes.
+
+    `published_covariances` pairs old classes with the covariances that code does: another class's from stage 2 on.
+    """
+    mixing = ClassMixing(rounds=mixing_rounds)
+    semantic = lambda_semantic, recipe.batch_size, semantic_strength, published_covariances
+    main = recipe.phase(Steps(milestones), optimiser=adam)
+    return Method(
+        name="il2a",
+        transforms=recipe.transforms,
+        backbone=recipe.builder,
+        head=partial(LinearHead, temperature=temperature, uniform=True),
+        criterion=cross_entropy,
+        phases=Phases(first=(main,), later=(main,)),
+        terms=(partial(FeatureDistance, lambda_distance), partial(SemanticAugmentation, *semantic)),
+        auxiliary_classes=mixing.num_classes,
+        image_augmentation=mixing,
+    )
+
+
+@register_method("pass", PUBLISHED)
+def pass_(
+    recipe: Recipe,
+    *,
+    milestones: tuple[float, ...] = (44 / 101, 89 / 101),
+    temperature: float = 0.1,
+    lambda_distance: float = 10.0,
+    lambda_prototype: float = 10.0,
+) -> Method:
+    """PASS as its published code runs, without exemplars: rotations as classes, and noisy prototypes of old classes."""
+    rotations = Rotations()
+    main = recipe.phase(Steps(milestones), optimiser=adam)
+    return Method(
+        name="pass",
+        transforms=recipe.transforms,
+        backbone=recipe.builder,
+        head=partial(KeepingLinearHead, temperature=temperature),
+        criterion=cross_entropy,
+        phases=Phases(first=(main,), later=(main,)),
+        terms=(
+            partial(FeatureDistance, lambda_distance),
+            partial(PrototypeAugmentation, lambda_prototype, recipe.batch_size),
+        ),
+        auxiliary_classes=rotations.num_classes,
+        image_augmentation=rotations,
+    )
+
+
+class FeatureDistance(Term):
+    """weight * || F_k - F_{k-1} ||_F over all images that count."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__("feature-distance")
+        self.weight = weight
+
+    def forward(self, step: Step) -> Tensor:
+        counted = (step.samples.weights.sum(dim=1) > 0).to(step.features.embedding.dtype)
+        distance = frobenius_distance(step.previous_features.embedding, step.features.embedding, counted)
+        return self.weight * distance
+
+
+class PrototypeTerm(Term):
+    """A loss on `num_drawn` old classes, drawn uniformly for each batch and seen through their prototypes."""
+
+    prototypes: Tensor  # (old classes, dim): the mean feature of each, as it was after the class's own stage
+
+    def __init__(self, name: str, weight: float, num_drawn: int) -> None:
+        super().__init__(name)
+        self.weight = weight
+        self.num_drawn = num_drawn
+        self.register_buffer("prototypes", torch.empty(0))
+
+    def forward(self, step: Step) -> Tensor:
+        shape, device = (self.num_drawn,), self.prototypes.device
+        return self.weight * self.loss(
+            torch.randint(len(self.prototypes), shape, generator=step.generator, device=device), step
+        )
+
+    @abstractmethod
+    def loss(self, classes: Tensor, step: Step) -> Tensor:
+        """The loss of old classes (B,)."""
+
+    def conclude(self, learner: LearnerView) -> None:
+        means, covariances = class_gaussians(learner)
+        self.prototypes = followed_by(self.prototypes, means)
+        self.remember(covariances)
+
+    @abstractmethod
+    def remember(self, covariances: Tensor) -> None:
+        """Keep what is needed of the new classes' covariances (new classes, dim, dim)."""
+
+
+def followed_by(first: Tensor, second: Tensor) -> Tensor:
+    """Both joined, where either may be a buffer that holds nothing yet."""
+    return torch.cat([part for part in (first, second) if len(part)])
+
+
+@torch.no_grad()
+def class_gaussians(learner: LearnerView) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of each new class's features, in evaluation mode under the training transform."""
+    learner.network.eval()
+    features, labels = [], []
+    for images, names in learner.training_batches(64, "prototypes"):
+        features.append(learner.network.backbone(images).embedding)
+        labels.append(names)
+    embeddings, owners = torch.cat(features), torch.cat(labels)
+    means, covariances = [], []
+    for label in range(learner.stage.num_old, learner.stage.num_seen):
+        own = embeddings[owners == label]
+        means.append(own.mean(dim=0))
+        centred = own - means[-1]
+        covariances.append(centred.T @ centred / max(len(own) - 1, 1))
+    return torch.stack(means), torch.stack(covariances)
+
+
+class SemanticAugmentation(PrototypeTerm):
+    """weight * L_seman: old classes' Gaussians seen by the current head, in closed form."""
+
+    covariances: Tensor  # (old classes, dim, dim)
+
+    def __init__(self, weight: float, num_drawn: int, strength: float, newest_first: bool) -> None:
+        super().__init__("semantic", weight, num_drawn)
+        self.strength = strength
+        self.newest_first = newest_first
+        self.register_buffer("covariances", torch.empty(0))
+
+    def loss(self, classes: Tensor, step: Step) -> Tensor:
+        """L_seman over the seen classes; auxiliary outputs take no part."""
+        weights = step.head.weights[: step.stage.num_seen]
+        gaussians = self.prototypes[classes], self.covariances[classes]
+        return semantic_augmentation(
+            *gaussians, classes, weights[:, :-1], weights[:, -1], self.strength, step.head.scale
+        )
+
+    def remember(self, covariances: Tensor) -> None:
+        """Keep them whole, in the order of the classes or, as published, in front of the older ones."""
+        parts = (covariances, self.covariances) if self.newest_first else (self.covariances, covariances)
+        self.covariances = followed_by(*parts)
+
+
+class PrototypeAugmentation(PrototypeTerm):
+    """weight * L_proto: the method's criterion on prototypes with Gaussian noise of one radius."""
+
+    radius: Tensor  # (): sqrt(mean over first-stage classes of trace(covariance) / dim), fixed from then on
+
+    def __init__(self, weight: float, num_drawn: int) -> None:
+        super().__init__("prototype", weight, num_drawn)
+        self.register_buffer("radius", torch.zeros(()))
+
+    def loss(self, classes: Tensor, step: Step) -> Tensor:
+        """Cross-entropy over all outputs, those of turned classes included."""
+        prototypes = self.prototypes[classes]
+        noise = torch.randn(
+            prototypes.shape, generator=step.generator, device=prototypes.device, dtype=prototypes.dtype
+        )
+        return torch.nn.functional.cross_entropy(step.head(prototypes + self.radius * noise), classes)
+
+    def remember(self, covariances: Tensor) -> None:
+        """Keep the first stage's radius alone."""
+        if self.radius == 0:
+            traces = covariances.diagonal(dim1=1, dim2=2).sum(dim=1)
+            self.radius = (traces.mean() / covariances.shape[1]).sqrt()
