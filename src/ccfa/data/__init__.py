@@ -7,6 +7,7 @@ from pathlib import Path
 from ccfa.data.cifar100 import download_cifar100, find_cifar100, load_cifar100
 from ccfa.data.digits import load_digits_images
 from ccfa.data.folder import load_classes, load_folder
+from ccfa.data.glyphs import GLYPHS, load_glyphs
 from ccfa.data.images import ImageSet, require_same_classes
 from ccfa.data.orders import class_order, order_names
 from ccfa.data.stages import Stage, parse_scenario, split
@@ -20,6 +21,7 @@ __all__ = [
     "DATASETS",
     "DIGITS",
     "FOLDER",
+    "GLYPHS",
     "ImageSet",
     "Loader",
     "Stage",
@@ -32,6 +34,7 @@ __all__ = [
     "load_classes",
     "load_digits_images",
     "load_folder",
+    "load_glyphs",
     "load_parts",
     "order_names",
     "parse_scenario",
@@ -41,6 +44,7 @@ __all__ = [
 
 DATASETS = {
     "digits": "1,797 handwritten digits, 10 classes, 1 x 8 x 8; comes with scikit-learn",
+    "glyphs": "5,400 drawn letters and digits, 36 classes, 1 x 12 x 12; drawn by Pillow when they are loaded",
     "cifar100": "60,000 photos, 100 classes, 3 x 32 x 32; read from the data folder or downloaded to it",
 }
 
@@ -58,9 +62,11 @@ def load(
     skip_bad: bool = False,
     download: bool = True,
 ) -> tuple[ImageSet, ImageSet]:
-    """Train and test sets of "digits", "cifar100" or the folder at a path; other options are the folder's."""
+    """Train and test sets of "digits", "glyphs", "cifar100" or the folder at a path; other options are the folder's."""
     if name == "digits":
         return load_digits_images()
+    if name == "glyphs":
+        return load_glyphs()
     if name == "cifar100":
         return load_cifar100(data_dir, download=download)
     path = Path(name).expanduser()

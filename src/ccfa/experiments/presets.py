@@ -2,12 +2,15 @@
 
 from typing import Any
 
-from ccfa.data import DIGITS, FOLDER
+from ccfa.data import DIGITS, FOLDER, GLYPHS
 
 _DIGITS = {"backbone": "small", "transforms": DIGITS, "epochs": 20, "batch_size": 16}
 _DIGITS_MEMORY = {**_DIGITS, "memory": 4}
 _DIGITS_BALANCED = {**_DIGITS_MEMORY, "balanced_epochs": 20}
 _DIGITS_FREE = {**_DIGITS, "epochs": 10, "batch_size": 64, "lr": 3e-3}
+_GLYPHS = {"backbone": "small", "transforms": GLYPHS, "epochs": 12, "batch_size": 16}
+_GLYPHS_MEMORY = {**_GLYPHS, "memory": 1}
+_GLYPHS_BALANCED = {**_GLYPHS_MEMORY, "balanced_epochs": 12}
 _FOLDER = {"transforms": FOLDER, "epochs": 40, "batch_size": 64}
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
@@ -28,6 +31,22 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "il2a": {**_DIGITS_FREE, "mixing_rounds": 2},
         "pass": _DIGITS_FREE,
     },
+    "glyphs": {
+        "finetune": _GLYPHS,
+        "replay": _GLYPHS_MEMORY,
+        "joint": _GLYPHS,
+        "ucir": _GLYPHS_MEMORY,
+        "podnet": _GLYPHS_BALANCED,
+        "icarl": {**_GLYPHS_MEMORY, "lr": 0.5},
+        "bic": {**_GLYPHS_MEMORY, "memory": 2, "correction_epochs": 24},  # one of the two is held out
+        "gdumb": {**_GLYPHS_MEMORY, "epochs": 16},
+        "afc": _GLYPHS_BALANCED,
+        "aanet": _GLYPHS_BALANCED,
+        "aanet-ucir": _GLYPHS_MEMORY,
+        "aanet-afc": _GLYPHS_BALANCED,
+        "il2a": {**_GLYPHS, "batch_size": 64, "lr": 3e-3, "mixing_rounds": 2},
+        "pass": {**_GLYPHS, "batch_size": 64, "lr": 3e-3},
+    },
     "folder": {
         "finetune": _FOLDER,
         "replay": _FOLDER,
@@ -47,7 +66,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 # CCFA's options: 1 feature an image suits digits, by accuracy on held-out training images.
-CCFA_PRESETS: dict[str, dict[str, Any]] = {"digits": {"count": 1}}
+CCFA_PRESETS: dict[str, dict[str, Any]] = {"digits": {"count": 1}, "glyphs": {"count": 1}}
 
 SCENARIOS: dict[str, str] = {
     "B50-inc10": "half of CIFAR-100 first, then 5 stages of 10 classes (the paper's '5 tasks')",
@@ -57,10 +76,11 @@ SCENARIOS: dict[str, str] = {
     "B20-inc1": "a small first stage: the paper's table of initial task sizes (also B30, B40)",
     "B0-inc10": "equal stages of 10 classes",
     "B5-inc1": "the default for digits",
+    "B18-inc6": "the default for glyphs",
     "5,2,2,1": "any list of stage sizes",
 }
 
-DEFAULT_SCENARIO = {"cifar100": "B50-inc10", "digits": "B5-inc1"}
+DEFAULT_SCENARIO = {"cifar100": "B50-inc10", "digits": "B5-inc1", "glyphs": "B18-inc6"}
 DEFAULT_ORDER = {"cifar100": "podnet-0"}
 
 
