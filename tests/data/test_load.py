@@ -11,7 +11,7 @@ from ccfa.errors import DataError, UsageError
 
 
 def test_names_and_paths(tmp_path, monkeypatch):
-    assert set(DATASETS) == {"digits", "cifar100"}
+    assert set(DATASETS) == {"digits", "glyphs", "cifar100"}
     assert load("digits")[0].num_classes == 10
     for name in ("ant", "bee"):
         (tmp_path / "photos" / name).mkdir(parents=True)

@@ -39,7 +39,7 @@ def test_without_a_gpu_the_reason_is_said(monkeypatch, cuda, said):
     monkeypatch.setattr(torch.version, "cuda", cuda)
     (line,) = [line for line in findings(None) if line.startswith("GPU")]
     assert said in line
-    assert "README" in line
+    assert "docs/usage.md" in line
 
 
 def test_every_gpu_is_listed(monkeypatch):

@@ -1,14 +1,19 @@
 """Small pictures of letters and digits, drawn on the spot: enough classes to forget, and no download."""
 
+from __future__ import annotations
+
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont, features
 
 from ccfa.data.images import ImageSet
 from ccfa.data.transforms import Transforms
 from ccfa.errors import ResourceError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 SIDE = 12  # pixels
@@ -16,20 +21,23 @@ GLYPHS = Transforms((0.1619,), (0.2514,), padding=1)  # no flip: a mirrored lett
 
 _TRAIN, _TEST = (60, 0), (50, 1)  # images per class, seed
 _CANVAS = 48  # the side of the drawing that is reduced to an image
-_STROKES = 4  # pixels of the canvas that are added around the font's own lines: 0 to 3
+_FONT_SIZE = 42
+_STROKES = range(4)  # pixels of the canvas that are added around the font's own lines
 
 
 @cache
 def load_glyphs() -> tuple[ImageSet, ImageSet]:
-    """Train and test sets of 36 classes, A to Z and 0 to 9: 100 and 50 images per class, 1 x 12 x 12.
+    """Train and test sets of 36 classes, A to Z and 0 to 9: 60 and 50 images per class, 1 x 12 x 12.
 
     Each image is a character of Pillow's built-in font with a random line width, size, rotation, shear, shift,
     brightness and noise. The same Pillow draws the same images each time, and draws them once per process.
 
     >>> train, test = load_glyphs()
     >>> train
-    ImageSet(3600 images 1x12x12, 36 classes, cpu)
+    ImageSet(2160 images 1x12x12, 36 classes, cpu)
     """
+    from PIL import features
+
     if not features.check("freetype2"):
         raise ResourceError(
             "The glyphs are drawn with Pillow's scalable font, and this Pillow was built without FreeType. "
@@ -40,35 +48,41 @@ def load_glyphs() -> tuple[ImageSet, ImageSet]:
 
 def _draw_set(num_per_class: int, seed: int) -> ImageSet:
     generator = np.random.default_rng([seed, SIDE])
-    font = ImageFont.load_default(42)
     pictures = [
-        _picture(templates[generator.integers(_STROKES)], generator)
-        for templates in [[_template(character, font, stroke) for stroke in range(_STROKES)] for character in CHARACTERS]
+        _picture(templates[generator.integers(len(templates))], generator)
+        for templates in map(_templates, CHARACTERS)
         for _ in range(num_per_class)
     ]
     labels = np.repeat(np.arange(len(CHARACTERS)), num_per_class)
     return ImageSet(np.stack(pictures)[:, None], labels, list(CHARACTERS))
 
 
-def _template(character: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, stroke: int) -> Image.Image:
-    """A character in the middle of the canvas, white on black."""
-    canvas = Image.new("L", (_CANVAS, _CANVAS))
-    left, top, right, bottom = font.getbbox(character, stroke_width=stroke)
-    corner = ((_CANVAS - left - right) / 2, (_CANVAS - top - bottom) / 2)
-    ImageDraw.Draw(canvas).text(corner, character, fill=255, font=font, stroke_width=stroke)
-    return canvas
+def _templates(character: str) -> list[Image]:
+    """A character in the middle of the canvas, white on black, with lines of several widths."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    font, drawn = ImageFont.load_default(_FONT_SIZE), []
+    for stroke in _STROKES:
+        canvas = Image.new("L", (_CANVAS, _CANVAS))
+        left, top, right, bottom = font.getbbox(character, stroke_width=stroke)
+        corner = ((_CANVAS - left - right) / 2, (_CANVAS - top - bottom) / 2)
+        ImageDraw.Draw(canvas).text(corner, character, fill=255, font=font, stroke_width=stroke)
+        drawn.append(canvas)
+    return drawn
 
 
-def _picture(template: Image.Image, generator: np.random.Generator) -> NDArray[np.uint8]:
-    """A template that chance has scaled, turned, sheared and shifted, reduced to an image with noise."""
+def _picture(template: Image, generator: np.random.Generator) -> NDArray[np.uint8]:
+    """A template at random scaled, turned, sheared and shifted, then reduced to an image with noise."""
+    from PIL.Image import Resampling, Transform
+
     angle, shear = generator.uniform(-0.35, 0.35, 2)  # radians; columns per row
-    width, height = 1 / generator.uniform(0.7, 1.15, 2)
+    scale = generator.uniform(0.7, 1.15, 2)
     shift = generator.uniform(-5, 5, 2)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    matrix = np.diag([width, height]) @ np.array([[1, shear], [0, 1]]) @ turn  # from the picture to the template
+    matrix = np.diag(1 / scale) @ np.array([[1, shear], [0, 1]]) @ turn  # from the picture to the template
     offset = _CANVAS / 2 - matrix @ (_CANVAS / 2 + shift)
     coefficients = (*matrix[0], offset[0], *matrix[1], offset[1])
-    drawn = template.transform(template.size, Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR)
-    reduced = np.asarray(drawn.resize((SIDE, SIDE), Image.Resampling.BOX), np.float64)
+    moved = template.transform(template.size, Transform.AFFINE, coefficients, Resampling.BILINEAR)
+    reduced = np.asarray(moved.resize((SIDE, SIDE), Resampling.BOX), np.float64)
     noisy = reduced * generator.uniform(0.6, 1) + generator.normal(0, 25, reduced.shape)
     return np.rint(noisy.clip(0, 255)).astype(np.uint8)

@@ -33,14 +33,17 @@ def findings(data_dir: Path | None) -> Iterator[str]:
 def _devices() -> Iterator[str]:
     if not torch.cuda.is_available():
         build = "a CPU build" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
-        yield f"GPU: none found (torch is {build}); runs use the CPU. See 'PyTorch for your machine' in the README."
+        yield f"GPU: none found (torch is {build}); runs use the CPU. See 'PyTorch for your machine' in docs/usage.md."
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         yield f"GPU {index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
 
 
 def _data(data_dir: Path | None) -> Iterator[str]:
+    from PIL import features
+
     yield "digits: comes with scikit-learn"
+    yield "glyphs: drawn by Pillow" if features.check("freetype2") else "glyphs: need a Pillow with FreeType support"
     found = find_cifar100(data_dir)
     if found:
         yield f"cifar100: {found}"
