@@ -1,10 +1,13 @@
 """The drawn glyphs: complete, the same each time, different in training and test, and not without FreeType."""
 
+import doctest
+
 import numpy as np
 import pytest
 import torch
 from PIL import features
 
+from ccfa.data import glyphs as module
 from ccfa.data import load
 from ccfa.data.glyphs import CHARACTERS, GLYPHS, load_glyphs
 from ccfa.errors import ResourceError
@@ -56,3 +59,7 @@ def test_without_freetype_is_refused(monkeypatch):
     monkeypatch.setattr(features, "check", lambda name: name != "freetype2")
     with pytest.raises(ResourceError, match="FreeType"):
         load_glyphs.__wrapped__()
+
+
+def test_docstring_examples_hold():
+    assert doctest.testmod(module) == (0, 2)

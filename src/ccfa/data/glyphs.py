@@ -84,5 +84,5 @@ def _picture(template: Image, generator: np.random.Generator) -> NDArray[np.uint
     coefficients = (*matrix[0], offset[0], *matrix[1], offset[1])
     moved = template.transform(template.size, Transform.AFFINE, coefficients, Resampling.BILINEAR)
     reduced = np.asarray(moved.resize((SIDE, SIDE), Resampling.BOX), np.float64)
-    noisy = reduced * generator.uniform(0.6, 1) + generator.normal(0, 25, reduced.shape)
-    return np.rint(noisy.clip(0, 255)).astype(np.uint8)
+    noisy: NDArray[np.float64] = reduced * generator.uniform(0.6, 1) + generator.normal(0, 25, reduced.shape)
+    return np.rint(np.clip(noisy, 0, 255)).astype(np.uint8)
