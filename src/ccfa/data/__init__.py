@@ -44,7 +44,7 @@ __all__ = [
 
 DATASETS = {
     "digits": "1,797 handwritten digits, 10 classes, 1 x 8 x 8; comes with scikit-learn",
-    "glyphs": "5,400 drawn letters and digits, 36 classes, 1 x 12 x 12; drawn by Pillow when they are loaded",
+    "glyphs": "3,960 drawn letters and digits, 36 classes, 1 x 12 x 12; drawn by Pillow when they are loaded",
     "cifar100": "60,000 photos, 100 classes, 3 x 32 x 32; read from the data folder or downloaded to it",
 }
 
