@@ -7,9 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c co
 .PHONY: demo test soak format clean
 
 demo: $(VENV)/installed
-	$(BIN)/ccfa run podnet --out runs/demo-podnet --reuse
-	$(BIN)/ccfa run podnet --ccfa --out runs/demo-podnet-ccfa --reuse
-	$(BIN)/ccfa compare runs/demo-podnet runs/demo-podnet-ccfa
+	OMP_NUM_THREADS=1 $(BIN)/ccfa sweep finetune podnet --data glyphs --seeds 0 --at-once 2 --out runs/demo
 
 test: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""The examples run, and what the README and the Makefile tell people to type can be typed."""
+"""The examples run, and what the pages and the Makefile tell people to type can be typed."""
 
 import os
 import re
@@ -15,23 +15,19 @@ from ccfa.arguments import Compare, Doctor, Figure, List, Page, Resume, Run, Swe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "RESULTS.md"]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 VERBS = {"run": Run, "resume": Resume, "sweep": Sweep, "compare": Compare, "figure": Figure, "report": Page}
 VERBS |= {"list": List, "doctor": Doctor, "table": Table}
 
 
-def section(heading):
-    """The README from a heading to the next one of its kind."""
-    return README.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-
-
 def typed(text):
-    """The words after `ccfa` of every command line, comments left out."""
-    lines = re.findall(r"^(?:    |\t\$\(BIN\)/)ccfa (.*)$", text, flags=re.MULTILINE)
-    return [shlex.split(line, comments=True) for line in lines]
+    """The words after `ccfa` of every command line, without comments and redirections."""
+    lines = re.findall(r"^(?:    |\t(?:\w+=\w+ )?\$\(BIN\)/)ccfa (.*)$", text, flags=re.MULTILINE)
+    return [shlex.split(line.partition(" > ")[0], comments=True) for line in lines]
 
 
-IN_README = typed(section("Use"))
+IN_PAGES = [words for page in sorted((ROOT / "docs").glob("*.md")) for words in typed(page.read_text(encoding="utf-8"))]
 IN_DEMO = typed((ROOT / "Makefile").read_text(encoding="utf-8").partition("\ndemo:")[2].partition("\n\n")[0])
 
 
@@ -53,29 +49,28 @@ def parsed(monkeypatch):
 
 
 def test_commands_were_found():
-    assert len(IN_README) >= 9
-    assert {words[0] for words in IN_README} == set(VERBS)
-    assert [words[0] for words in IN_DEMO] == ["run", "run", "compare"]
+    assert {words[0] for words in IN_PAGES} == set(VERBS)
+    assert [words[0] for words in IN_DEMO] == ["sweep"]
 
 
-@pytest.mark.parametrize("words", IN_README + IN_DEMO, ids=" ".join)
-def test_commands_of_the_readme_and_the_demo_parse(parsed, words):
+@pytest.mark.parametrize("words", IN_PAGES + IN_DEMO, ids=" ".join)
+def test_commands_of_pages_parse(parsed, words):
     assert type(parsed(words)) is VERBS[words[0]]
 
 
-def test_the_demo_compares_the_runs_it_made(parsed):
-    *runs, compare = [parsed(words) for words in IN_DEMO]
-    assert compare.runs == tuple(run.out for run in runs)
-    assert [run.ccfa for run in runs] == [False, True]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
-def test_a_command_that_does_not_exist_is_noticed(parsed):
+def test_unknown_option_is_refused(parsed):
     with pytest.raises(SystemExit) as stopped:
         parsed(["run", "podnet", "--no-such-option"])
     assert stopped.value.code == 2
 
 
-def test_the_readme_shows_the_quickstart():
+def test_readme_shows_the_quickstart():
     (shown,) = re.findall(r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
     docstring, _, code = (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8").partition('"""\n\n')
     assert docstring.startswith('"""')

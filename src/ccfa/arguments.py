@@ -42,7 +42,7 @@ class Setting(Training):
     mix: Literal["mixup", "cutmix", "manifold-mixup"] | None = None
     """Mix images, or maps, of the batch."""
     data: str = "digits"
-    """digits, cifar100, or the path of an image folder."""
+    """digits, glyphs, cifar100, or the path of an image folder."""
     data_dir: Path | None = None
     """Where CIFAR-100 is, or is downloaded to; else $CCFA_DATA."""
     scenario: str | None = None

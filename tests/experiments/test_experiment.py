@@ -175,7 +175,7 @@ def test_presets_name_methods_that_exist_with_options_that_exist():
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_named_scenarios_fit_their_data(scenario):
-    num_classes = 10 if scenario in ("B5-inc1", "5,2,2,1") else 100
+    num_classes = {"B5-inc1": 10, "5,2,2,1": 10, "B18-inc6": 36}.get(scenario, 100)
     assert parse_scenario(scenario, num_classes)[-1].num_seen == num_classes
 
 

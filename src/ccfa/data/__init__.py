@@ -6,6 +6,7 @@ from pathlib import Path
 from ccfa.data.cifar100 import CIFAR100_PODNET, CIFAR100_UCIR, CIFAR100_UNJITTERED, load_cifar100
 from ccfa.data.digits import DIGITS, load_digits_images
 from ccfa.data.folder import FOLDER
+from ccfa.data.glyphs import GLYPHS, load_glyphs
 from ccfa.data.images import ImageSet, require_same_classes
 from ccfa.data.orders import class_order, order_names
 from ccfa.data.registry import DATASETS, DataSet, data_set, describe_data_sets, register_data
@@ -19,6 +20,7 @@ __all__ = [
     "DATASETS",
     "DIGITS",
     "FOLDER",
+    "GLYPHS",
     "DataSet",
     "ImageSet",
     "Loader",
@@ -30,6 +32,7 @@ __all__ = [
     "load",
     "load_cifar100",
     "load_digits_images",
+    "load_glyphs",
     "load_parts",
     "order_names",
     "parse_scenario",
@@ -55,7 +58,7 @@ def load(
     """Load the train and the test set of a data set by name, or of an image folder by path.
 
     Args:
-        name: "digits", "cifar100", a registered name (`register_data`), or the path of an image folder.
+        name: "digits", "glyphs", "cifar100", a registered name (`register_data`), or the path of an image folder.
         data_dir: Where CIFAR-100 is, or is downloaded to. By default this is $CCFA_DATA.
         image_size: Width and height in pixels to which the images of a folder are resized.
         held_out: The fraction of each class of a folder that becomes the test set if there is no test part.

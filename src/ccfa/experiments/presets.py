@@ -15,6 +15,7 @@ SCENARIOS: dict[str, str] = {
     "B20-inc1": "a small first stage: the paper's table of initial task sizes (also B30, B40)",
     "B0-inc10": "equal stages of 10 classes",
     "B5-inc1": "the default for digits",
+    "B18-inc6": "the default for glyphs",
     "5,2,2,1": "any list of stage sizes",
 }
 

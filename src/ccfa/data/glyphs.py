@@ -1,0 +1,110 @@
+"""Small pictures of letters and digits, drawn on the spot: enough classes to forget, and no download."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ccfa.data.images import ImageSet
+from ccfa.data.registry import register_data
+from ccfa.data.transforms import Transforms
+from ccfa.errors import ResourceError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+SIDE = 12  # pixels
+GLYPHS = Transforms((0.1619,), (0.2514,), padding=1)  # no flip: a mirrored letter is not that letter
+
+_TRAIN, _TEST = (60, 0), (50, 1)  # images per class, seed
+_CANVAS = 48  # the side of the drawing that is reduced to an image
+_FONT_SIZE = 42
+_STROKES = range(4)  # pixels of the canvas that are added around the font's own lines
+
+
+_BALANCED = {"balanced_epochs": 12}
+_WITHOUT_MEMORY = {"batch_size": 64, "lr": 3e-3}
+
+
+@register_data(
+    "glyphs",
+    scenario="B18-inc6",
+    options={"backbone": "small", "transforms": GLYPHS, "epochs": 12, "batch_size": 16, "memory": 1},
+    method_options={
+        "podnet": _BALANCED,
+        "afc": _BALANCED,
+        "aanet": _BALANCED,
+        "aanet-afc": _BALANCED,
+        "icarl": {"lr": 0.5},
+        "bic": {"memory": 2, "correction_epochs": 24},  # one of the two is held out
+        "gdumb": {"epochs": 16},
+        "il2a": {**_WITHOUT_MEMORY, "mixing_rounds": 2},
+        "pass": _WITHOUT_MEMORY,
+        "ccfa": {"count": 1},
+    },
+)
+@cache
+def load_glyphs() -> tuple[ImageSet, ImageSet]:
+    """3,960 drawn letters and digits, 36 classes, 1 x 12 x 12; drawn by Pillow when they are loaded
+
+    There are 60 training and 50 test images per class. Each image is a character of Pillow's built-in font with a random line width, size, rotation, shear, shift,
+    brightness and noise. The same Pillow draws the same images each time, and draws them once per process.
+
+    >>> train, test = load_glyphs()
+    >>> train
+    ImageSet(2160 images 1x12x12, 36 classes, cpu)
+    """
+    from PIL import features
+
+    if not features.check("freetype2"):
+        raise ResourceError(
+            "The glyphs are drawn with Pillow's scalable font, and this Pillow was built without FreeType. "
+            "Install a Pillow from PyPI (pip install --force-reinstall pillow), or use --data digits."
+        )
+    return _draw_set(*_TRAIN), _draw_set(*_TEST)
+
+
+def _draw_set(num_per_class: int, seed: int) -> ImageSet:
+    generator = np.random.default_rng([seed, SIDE])
+    pictures = [
+        _picture(templates[generator.integers(len(templates))], generator)
+        for templates in map(_templates, CHARACTERS)
+        for _ in range(num_per_class)
+    ]
+    labels = np.repeat(np.arange(len(CHARACTERS)), num_per_class)
+    return ImageSet(np.stack(pictures)[:, None], labels, list(CHARACTERS))
+
+
+def _templates(character: str) -> list[Image]:
+    """A character in the middle of the canvas, white on black, with lines of several widths."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    font, drawn = ImageFont.load_default(_FONT_SIZE), []
+    for stroke in _STROKES:
+        canvas = Image.new("L", (_CANVAS, _CANVAS))
+        left, top, right, bottom = font.getbbox(character, stroke_width=stroke)
+        corner = ((_CANVAS - left - right) / 2, (_CANVAS - top - bottom) / 2)
+        ImageDraw.Draw(canvas).text(corner, character, fill=255, font=font, stroke_width=stroke)
+        drawn.append(canvas)
+    return drawn
+
+
+def _picture(template: Image, generator: np.random.Generator) -> NDArray[np.uint8]:
+    """A template at random scaled, turned, sheared and shifted, then reduced to an image with noise."""
+    from PIL.Image import Resampling, Transform
+
+    angle, shear = generator.uniform(-0.35, 0.35, 2)  # radians; columns per row
+    scale = generator.uniform(0.7, 1.15, 2)
+    shift = generator.uniform(-5, 5, 2)
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    matrix = np.diag(1 / scale) @ np.array([[1, shear], [0, 1]]) @ turn  # from the picture to the template
+    offset = _CANVAS / 2 - matrix @ (_CANVAS / 2 + shift)
+    coefficients = (*matrix[0], offset[0], *matrix[1], offset[1])
+    moved = template.transform(template.size, Transform.AFFINE, coefficients, Resampling.BILINEAR)
+    reduced = np.asarray(moved.resize((SIDE, SIDE), Resampling.BOX), np.float64)
+    noisy: NDArray[np.float64] = reduced * generator.uniform(0.6, 1) + generator.normal(0, 25, reduced.shape)
+    return np.rint(np.clip(noisy, 0, 255)).astype(np.uint8)
