@@ -51,8 +51,9 @@ _WITHOUT_MEMORY = {"batch_size": 64, "lr": 3e-3}
 def load_glyphs() -> tuple[ImageSet, ImageSet]:
     """3,960 drawn letters and digits, 36 classes, 1 x 12 x 12; drawn by Pillow when they are loaded
 
-    There are 60 training and 50 test images per class. Each image is a character of Pillow's built-in font with a random line width, size, rotation, shear, shift,
-    brightness and noise. The same Pillow draws the same images each time, and draws them once per process.
+    There are 60 training and 50 test images per class. Each image is a character of Pillow's built-in font with a
+    random line width, size, rotation, shear, shift, brightness and noise. The same Pillow draws the same images each
+    time, and draws them once per process.
 
     >>> train, test = load_glyphs()
     >>> train
