@@ -6,13 +6,14 @@ import numpy as np
 import torch
 
 from ccfa.data import ImageSet, split
-from ccfa.evaluation import Numbers, Report
-from ccfa.experiments import Experiment, Run
+from ccfa.evaluation import Numbers, Report, rule_name
+from ccfa.experiments import Experiment
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.environment import environment
 from ccfa.experiments.experiment import Resolved
 from ccfa.files import write_atomically
 from ccfa.learning.acceleration import Acceleration
+from toy_runs import begun
 
 PER_CLASS = 20
 CPU = torch.device("cpu")
@@ -34,7 +35,7 @@ def synthetic_run(path, resolved, num_done=None, seed=0, state="finished", epoch
     """A run directory as such a run leaves it: later classes are preferred, older ones forgotten."""
     random = np.random.default_rng(seed)
     surroundings = environment(CPU, Acceleration.for_device(CPU))
-    directory = Run.create(path, resolved.config, {**surroundings, "commit": "0123456789ab"})
+    directory = begun(path, resolved.config, {**surroundings, "commit": "0123456789ab"})
     stages = resolved.stages[:num_done]
     by_logits, by_mean, labels, rows = [], [], [], []
     for stage in stages:
@@ -61,7 +62,7 @@ def synthetic_run(path, resolved, num_done=None, seed=0, state="finished", epoch
         name=path.name,
         config=resolved.config,
         num_seen=num_seen,
-        own="logits",
+        own=rule_name(resolved.method.predict),
         rules={
             "logits": Numbers.of(by_logits, labels, num_seen),
             "nearest_mean": Numbers.of(by_mean, labels, num_seen),

@@ -61,11 +61,11 @@ def main() -> None:
         config=(FlagCreatePairsOff, OmitSubcommandPrefixes),
         args=gathered(sys.argv[1:]),
     )
+    _require_folder()
     from ccfa.reporting.terminal import BROKEN_PIPE_CODE, Output
 
     console = Output()
     try:
-        _require_folder()
         if isinstance(verb, Training):
             from ccfa.reporting.showing import require_ready
 
@@ -113,7 +113,9 @@ def _require_folder() -> None:
     try:
         os.getcwd()
     except OSError as error:
-        raise ResourceError(f"The current folder cannot be used: {error.strerror}. Change to another one.") from error
+        told = f"error: The current folder cannot be used: {error.strerror}. Change to another one."
+        print(told, file=sys.stderr)
+        sys.exit(ResourceError.exit_code)
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -250,7 +250,7 @@ def test_one_image_per_class_is_enough(method, tmp_path):
     resolved = resolve(Experiment(method, data=data, scenario="2,1", image_size=8, options=options))
     assert len(resolved.notes) == bool(resolved.method.memory.per_class)
     shutil.rmtree(data)  # a run needs its folder only until it is read
-    report = run(resolved, Run.create(tmp_path / "run", resolved.config, {}), Silent(), torch.device("cpu"))
+    report = run(resolved, Run(tmp_path / "run"), Silent(), torch.device("cpu"))
     assert report.finished
 
 

@@ -11,6 +11,7 @@ from ccfa.errors import DivergedError
 from ccfa.evaluation import Numbers, accuracy
 from ccfa.experiments import Experiment, Run, resolve, run
 from ccfa.learning import Learner
+from toy_runs import begun
 
 CPU = torch.device("cpu")
 EXPERIMENT = Experiment(
@@ -43,12 +44,11 @@ class Audience:
 
 def started(path, experiment=EXPERIMENT):
     resolved = resolve(experiment)
-    return resolved, Run.create(path, resolved.config, {"device": "cpu"})
+    return resolved, begun(path, resolved.config, {"device": "cpu"})
 
 
 def predictions(path, name):
-    files = sorted((path / "predictions").iterdir())
-    return [np.load(file, allow_pickle=False)[name] for file in files]
+    return [Run(path).read_predictions(stage)[name] for stage in range(len(list((path / "predictions").iterdir())))]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_the_directory_holds_every_promised_file_and_nothing_else(finished):
     assert {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()} == {
         ".lock",
         "config.json",
-        *(f"checkpoints/000003/{name}" for name in ("MANIFEST.json", "state.json", "tensors.safetensors")),
+        "checkpoints/000003.safetensors",
         "environment.json",
         "status.json",
         "log.txt",
@@ -81,7 +81,7 @@ def test_the_directory_holds_every_promised_file_and_nothing_else(finished):
         "accuracy_matrix_by_nearest_mean.csv",
         "report.json",
         *(f"exemplars/{stage}.json" for stage in stages),
-        *(f"predictions/{stage}.npz" for stage in stages),
+        *(f"predictions/{stage}.safetensors" for stage in stages),
         *(f"networks/{stage}.safetensors" for stage in stages),
     }
 
@@ -187,7 +187,7 @@ def test_the_stored_configuration_repeats_the_run(finished, tmp_path):
     assert again.metrics == report.metrics
     assert again.accuracy_matrix == report.accuracy_matrix
     assert again.rules == report.rules
-    for name in ("predictions/stage-002.npz", "networks/stage-002.safetensors"):
+    for name in ("predictions/stage-002.safetensors", "networks/stage-002.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (path / name).read_bytes()
 
 
@@ -213,8 +213,7 @@ def test_a_method_without_exemplars_has_no_nearest_mean(tmp_path):
     experiment = Experiment("finetune", scenario="5,5", options={"epochs": "1"})
     report = run(*started(tmp_path / "run", experiment), Audience(), CPU)
     assert list(report.rules) == ["logits"]
-    with np.load(tmp_path / "run" / "predictions" / "stage-001.npz") as stored:
-        assert set(stored) == {"labels", "by_logits"}
+    assert set(Run(tmp_path / "run").read_predictions(1)) == {"labels", "by_logits"}
     assert [row["nearest_mean_accuracy"] for row in table(tmp_path / "run" / "stages.csv")] == ["", ""]
 
 
@@ -231,7 +230,7 @@ def test_a_stopped_run_says_so_and_keeps_the_stages_done(tmp_path, stop, state):
     assert not directory.report().finished
     assert directory.report().num_seen == [4]
     assert len(table(path / "stages.csv")) == 1
-    assert [file.name for file in (path / "predictions").iterdir()] == ["stage-000.npz"]
+    assert [file.name for file in (path / "predictions").iterdir()] == ["stage-000.safetensors"]
     assert (path / "errors.txt").exists() == (state == "failed")
 
 
@@ -251,14 +250,14 @@ def test_a_diverging_run_fails_and_names_the_place(tmp_path):
 
 
 def test_weights_broken_by_the_very_last_step_are_not_kept(tmp_path, monkeypatch):
-    def learn_and_break(learner, stage):
-        learn(learner, stage)
-        if stage.index == 1:
+    def optimise_and_break(learner):
+        optimise(learner)
+        if learner.stage.index == 1:
             with torch.no_grad():
                 next(learner.network.parameters()).view(-1)[0] = float("inf")
 
-    learn = Learner.learn
-    monkeypatch.setattr(Learner, "learn", learn_and_break)
+    optimise = Learner.optimise
+    monkeypatch.setattr(Learner, "optimise", optimise_and_break)
     resolved, directory = started(tmp_path / "run", Experiment("finetune", scenario="5,5", options={"epochs": "0"}))
     with pytest.raises(DivergedError, match="After stage 2 the weights backbone"):
         run(resolved, directory, Audience(), CPU)

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ccfa import errors
+from ccfa import errors, files
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import parse_scenario
 from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation import METRICS, Numbers, Report, metrics, report
-from ccfa.experiments import files
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.experiment import Experiment
 from ccfa.experiments.options import describe, schema

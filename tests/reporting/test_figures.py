@@ -75,7 +75,7 @@ def test_accuracies_are_means_and_spreads(runs):
     assert written.paths[0].parent == runs / "figures"
     rows = table(written.paths[2])
     plain = [row for row in rows if row["name"] == "podnet"]
-    values = 100 * np.array([Run(runs / name).report().own_overall for name in ("plain-0", "plain-1")])
+    values = 100 * np.array([Run(runs / name).report().overall for name in ("plain-0", "plain-1")])
     assert [(row["num_seen"], row["runs"]) for row in plain] == [("4", "2"), ("7", "2"), ("10", "2")]
     np.testing.assert_allclose([float(row["mean"]) for row in plain], values.mean(axis=0))
     np.testing.assert_allclose([float(row["spread"]) for row in plain], values.std(axis=0, ddof=1))

@@ -25,7 +25,7 @@ from ccfa.reporting.pictures import strip
 from ccfa.reporting.rundata import read_pictures, read_run
 from synthetic_runs import synthetic_resolved, synthetic_run
 
-NAMES = ["<script>alert(1)</script>", "{{ 7 * 7 }}", "{% include 'x' %}", "n" * 255, "🐟 \"'&", "lone \ud800"]
+NAMES = ["<script>alert(1)</script>", "{{ 7 * 7 }}", "{% include 'x' %}", "n" * 255, "🐟 \"'&", "caf\u00e9"]
 DAMAGEABLE = ("environment.json", "status.json", "report.json", "stages.csv", "metrics.jsonl",
               "predictions/stage-001.safetensors", "exemplars/stage-002.json")  # fmt: skip
 SHOWN = {"predictions/stage-001.safetensors": "predictions", "exemplars/stage-002.json": "exemplars"}
@@ -76,7 +76,7 @@ def edited(run, name, **changes):
 def test_headline_is_the_report_s(run, resolved):
     page = text(write_report(run, resolved))
     report = Run(run).report()
-    assert headline(page) == [f"{100 * report.own_metrics[name]:.2f}" for name in module.HEADLINES]
+    assert headline(page) == [f"{100 * report.metrics[name]:.2f}" for name in module.HEADLINES]
     assert "Finished" in page
     assert 'class="note"' not in page
 
@@ -230,8 +230,10 @@ def test_every_flipped_bit_gives_a_page(run):
 
 @pytest.mark.parametrize(
     "change",
-    [{"num_seen": ["x"]}, {"num_seen": []}, {"num_seen": [2, 4, 7]}, {"overall": [0.5]}, {"overall": [None] * 3},
-     {"seconds": HUGE}, {"metrics": {"last_accuracy": [1]}}],
+    [{"num_seen": ["x"]}, {"num_seen": []}, {"num_seen": [2, 4, 7]}, {"rules": {}},
+     {"rules": {"logits": {"overall": [0.5], "metrics": {}}}},
+     {"rules": {"logits": {"overall": [None] * 3, "metrics": {}}}},
+     {"seconds": HUGE}, {"rules": {"logits": {"overall": [0.5] * 3, "metrics": {"last_accuracy": [1]}}}}],
 )  # fmt: skip
 def test_report_of_no_numbers_is_noted(run, change):
     edited(run, "report.json", **change)

@@ -15,7 +15,7 @@ from ccfa.learning.acceleration import Acceleration
 from ccfa.reporting.showing import comparisons, failure, require_ready, run_shown, show_end, show_finished
 from ccfa.reporting.terminal import Output
 from comparisons import entry, podnets
-from toy_runs import CPU, Silent, directory_of, toy_resolved, toy_run
+from toy_runs import CPU, Silent, toy_resolved, toy_run
 
 COURSE = {"first_stages": None, "checkpoint_minutes": 5.0, "max_minutes": None, "tensorboard": False}
 SWEEP = ("sweep", "finetune", "replay", "--ccfa", "off", "--scenario", "6,2,2", "--seeds", "0", "--set", "epochs=1")
@@ -29,7 +29,7 @@ def console():
 
 def shown(path, console, **course):
     resolved = toy_resolved()
-    return run_shown(resolved, directory_of(path, resolved), CPU, Acceleration(), console, **{**COURSE, **course})
+    return run_shown(resolved, Run(path), CPU, Acceleration(), console, **{**COURSE, **course})
 
 
 @pytest.mark.parametrize(

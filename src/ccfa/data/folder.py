@@ -57,6 +57,7 @@ def load_folder(
     If there is no test part, the fraction `held_out` of each class is the test set, chosen at random by `seed`.
     Unreadable files are an error that lists them; with `skip_bad` they are left out and listed in a warning.
     """
+    _require_size(image_size)
     if not 0 < held_out < 1:
         raise UsageError(f"The fraction to hold out must be above 0 and below 1, got {held_out}.")
     folders = _class_folders(root)
@@ -74,10 +75,14 @@ def load_folder(
     return train, test
 
 
-def load_classes(root: Path, image_size: int = 64, skip_bad: bool = False) -> ImageSet:
-    """All images of root/<class>/*, with the classes sorted by name."""
+def _require_size(image_size: int) -> None:
     if not 1 <= image_size <= MAX_IMAGE_SIZE:
         raise UsageError(f"The image size must be from 1 to {MAX_IMAGE_SIZE} pixels, got {image_size}.")
+
+
+def load_classes(root: Path, image_size: int = 64, skip_bad: bool = False) -> ImageSet:
+    """All images of root/<class>/*, with the classes sorted by name."""
+    _require_size(image_size)
     folders = _class_folders(root)
     files = [(label, path) for label, folder in enumerate(folders.values()) for path in _visible(folder)]
     images, reasons = _decode_all([path for _, path in files], image_size)

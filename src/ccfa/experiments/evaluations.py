@@ -39,7 +39,8 @@ class Evaluations:
         if missing := {"labels", "by_logits", f"by_{self.own}"} - arrays.keys():
             raise ModelError(f"The predictions of stage {stage.index} in {directory.path} lack {', '.join(missing)}.")
         labels = arrays.pop("labels")
-        self._append(stage, labels, {rule_name(name): predicted for name, predicted in arrays.items()})
+        names = sorted(arrays, key=lambda name: (name != "by_logits", name != "by_nearest_mean"))
+        self._append(stage, labels, {rule_name(name): arrays[name] for name in names})
 
     def _append(self, stage: Stage, labels: NDArray[np.int64], predictions: Mapping[str, NDArray[np.int64]]) -> None:
         self.num_seen.append(stage.num_seen)

@@ -272,9 +272,7 @@ class Run:
         return {name: tensor.numpy() for name, tensor in self._stage_tensors("predictions", stage).items()}
 
     def write_predictions(self, stage: int, arrays: Mapping[str, NDArray[np.int64]]) -> None:
-        self._write_stage_tensors(
-            "predictions", stage, {name: torch.from_numpy(array) for name, array in arrays.items()}
-        )
+        self._write_stage_tensors("predictions", stage, {name: torch.tensor(array) for name, array in arrays.items()})
 
     def _stage_path(self, folder: str, stage: int) -> Path:
         return self.path / folder / f"stage-{stage:03d}.safetensors"

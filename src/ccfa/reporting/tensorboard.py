@@ -46,12 +46,9 @@ class TensorBoard:
         self.audience.on_epoch(progress, losses, lr, seconds)
 
     def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
-        """Write accuracies, exemplars and seconds, and end the files: the next stage begins others."""
+        """Write accuracies, exemplars and seconds."""
         values = {name: value for name, value in result.items() if name not in ("stage", "num_seen")}
         self._write("stages", stage.num_seen, "stage", values)
-        for writer in self.writers.values():
-            writer.close()
-        self.writers.clear()
         self.audience.on_stage(stage, result)
 
     def _write(self, folder: str, step: int, group: str, values: dict[str, float | None]) -> None:
