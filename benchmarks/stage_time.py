@@ -18,7 +18,7 @@ from step_time import random_images
 
 from ccfa import CCFA, METHODS, ImageSet, Learner, Stage, split, with_augmentation
 from ccfa.learning.acceleration import Acceleration, describe_device, pick_device
-from ccfa.learning.optimisation import prepare_phase
+from ccfa.learning.loop import prepare_phase
 
 
 def seconds(action: Callable[[], object], device: torch.device) -> float:

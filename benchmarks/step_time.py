@@ -21,7 +21,7 @@ from PIL import Image, ImageEnhance
 
 from ccfa import CCFA, METHODS, ImageSet, Learner, Method, split, with_augmentation
 from ccfa.learning.acceleration import Acceleration, describe_device, pick_device
-from ccfa.learning.optimisation import PreparedPhase, prepare_phase
+from ccfa.learning.loop import PreparedPhase, prepare_phase
 from ccfa.learning.streams import own_stream
 
 EAGER = Acceleration()

@@ -7,7 +7,7 @@ import torch
 
 from ccfa.data import Stage
 from ccfa.experiments import Experiment, Run, resolve, run
-from ccfa.learning.progress import Unobserved
+from ccfa.learning.loop import Unobserved
 from toy_runs import begun
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from ccfa import files
 from ccfa.experiments.evaluations import Evaluations
 from ccfa.experiments.run_directory import Run
 from ccfa.experiments.running import Recorder
-from ccfa.learning.memory import ExemplarMemory
+from ccfa.learning.learner import ExemplarMemory
 
 SIGNALS = {
     "kill": signal.SIGKILL,

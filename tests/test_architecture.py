@@ -17,7 +17,7 @@ def names(paths):
 
 def test_there_is_one_backward():
     calls = [path for path in FILES for _ in re.findall(r"\.backward\(", path.read_text(encoding="utf-8"))]
-    assert names(calls) == ["learning/optimisation.py"]
+    assert names(calls) == ["learning/loop.py"]
 
 
 def test_only_acceleration_streams_and_the_doctor_know_cuda():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import ccfa.learning.optimisation as loop
+import ccfa.learning.loop as loop
 from ccfa.learning import Learner
 from toys import COMBINATIONS, STAGES, TOY, plugged, tiny, toy_images
 

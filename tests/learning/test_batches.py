@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from ccfa.learning.batches import batches, named_generator, num_batches
+from ccfa.learning.loop import batches, named_generator, num_batches
 
 CPU = torch.device("cpu")
 

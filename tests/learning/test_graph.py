@@ -8,7 +8,7 @@ import torch
 from ccfa.errors import UsageError
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration, suit_threads
-from ccfa.learning.optimisation import prepare_phase
+from ccfa.learning.loop import prepare_phase
 from toys import STAGES, Recorder, begun, plugged, tiny, toy_images
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

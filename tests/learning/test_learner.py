@@ -10,7 +10,7 @@ from ccfa.augmentation import CCFA
 from ccfa.data import Stage, Transforms
 from ccfa.errors import CcfaError, DivergedError, ModelError, UsageError
 from ccfa.learning import Learner
-from ccfa.learning.optimisation import optimise
+from ccfa.learning.loop import optimise
 from ccfa.learning.step import step_losses
 from ccfa.learning.streams import own_stream
 from ccfa.methods import Budget, with_augmentation

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from ccfa.errors import UsageError
-from ccfa.learning.memory import ExemplarMemory, joined
+from ccfa.learning.learner import ExemplarMemory, joined
 from ccfa.methods import Budget
 from ccfa.methods.method import EVERYTHING, NOTHING
 from toys import rows_of

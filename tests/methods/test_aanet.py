@@ -6,7 +6,7 @@ import torch
 from ccfa.data import CIFAR100_PODNET, CIFAR100_UCIR, split
 from ccfa.errors import UsageError
 from ccfa.learning import Learner
-from ccfa.learning.optimisation import optimise
+from ccfa.learning.loop import optimise
 from ccfa.methods import METHODS
 from ccfa.methods.aanet import aanet, blends
 from ccfa.methods.afc import afc

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ccfa.learning.optimisation import optimise
+from ccfa.learning.loop import optimise
 from ccfa.methods import METHODS
 from toys import STAGES, TOY, Shortened, begun, learned, tiny, toy_images
 

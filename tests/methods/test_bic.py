@@ -7,7 +7,7 @@ import reference_rivals as rivals
 from ccfa.errors import UsageError
 from ccfa.experiments import Experiment, resolve
 from ccfa.learning import Learner
-from ccfa.learning.optimisation import optimise
+from ccfa.learning.loop import optimise
 from ccfa.learning.step import step_losses
 from ccfa.losses.distillation import softened_cross_entropy, softened_sigmoids
 from ccfa.methods import Budget, with_memory
@@ -153,7 +153,7 @@ def trained(monkeypatch) -> dict[str, set[int]]:
         rows_of_phase[phase.name].update(rows.tolist())
         return step_losses(learner, rows, phase, generator)
 
-    monkeypatch.setattr("ccfa.learning.optimisation.step_losses", noted)
+    monkeypatch.setattr("ccfa.learning.loop.step_losses", noted)
     return rows_of_phase
 
 

@@ -6,7 +6,7 @@ import reference_rivals as rivals
 from ccfa.augmentation import CCFA, CutMix, Mixup
 from ccfa.data import Stage
 from ccfa.errors import UsageError
-from ccfa.learning.optimisation import descend
+from ccfa.learning.loop import descend
 from ccfa.methods import with_augmentation, with_image_augmentation
 from ccfa.methods.gdumb import NormalisedLinearHead, gdumb
 from ccfa.models.resnet import resnet32_gdumb

@@ -6,8 +6,7 @@ import torch
 from ccfa.data import ImageSet, Stage, class_order, load_cifar100, parse_scenario, split
 from ccfa.errors import UsageError
 from ccfa.learning import Learner
-from ccfa.learning.batches import num_batches
-from ccfa.learning.optimisation import optimise
+from ccfa.learning.loop import num_batches, optimise
 from ccfa.learning.step import step_losses
 from ccfa.losses.classification import nca_exclusive
 from ccfa.losses.distillation import cosine_distance, pod_spatial, pod_spatial_paper, squared_distance

@@ -6,7 +6,7 @@ import torch
 
 import reference
 from ccfa.data import Stage
-from ccfa.learning.optimisation import optimise
+from ccfa.learning.loop import optimise
 from ccfa.learning.step import step_losses
 from ccfa.methods.ucir import ucir
 from toys import STAGES, Recorder, begun, tiny

@@ -18,9 +18,8 @@ from ccfa.experiments.differences import differences, two_columns
 from ccfa.experiments.experiment import Resolved, experiment_of, resolve
 from ccfa.experiments.run_directory import Run
 from ccfa.learning import Learner
-from ccfa.learning.batches import named_generator
-from ccfa.learning.learner import EVALUATION_BATCH
-from ccfa.learning.memory import joined
+from ccfa.learning.learner import EVALUATION_BATCH, joined
+from ccfa.learning.loop import named_generator
 from ccfa.learning.networks import network_of
 
 NUM_CLASSES = 10  # of a plane

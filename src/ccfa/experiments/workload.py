@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ccfa.data import Stage
-from ccfa.learning.batches import num_batches
+from ccfa.learning.loop import num_batches
 from ccfa.methods import Method
 from ccfa.methods.bic import held_out, held_out_exemplars, not_a_tenth, not_held_out, num_held_out
 from ccfa.methods.method import RowSelector

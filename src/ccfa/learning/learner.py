@@ -1,4 +1,4 @@
-"""The learner: the only object that changes."""
+"""The learner, the only object that changes, and its memory M_k of exemplars."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,17 +13,41 @@ from ccfa.data import ImageSet, Stage
 from ccfa.errors import DivergedError, ModelError, UsageError
 from ccfa.files import read_tensors, write_tensors
 from ccfa.learning.acceleration import Acceleration, pick_device, suit_threads
-from ccfa.learning.batches import batches, named_generator
-from ccfa.learning.memory import ExemplarMemory, joined
+from ccfa.learning.loop import Observer, Unobserved, batches, named_generator, optimise
 from ccfa.learning.networks import new_network
-from ccfa.learning.optimisation import optimise
-from ccfa.learning.position import InterruptedPhase, PhaseAtWork
-from ccfa.learning.progress import Observer, Unobserved
-from ccfa.learning.state import restore, state_of
-from ccfa.methods import Method
+from ccfa.learning.state import InterruptedPhase, PhaseAtWork, restore, state_of
+from ccfa.methods import Budget, Method
 from ccfa.models import Network
 
 EVALUATION_BATCH = 500
+
+
+class ExemplarMemory:
+    """Rows kept of each class, in order of preference, within a budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.classes: list[Tensor] = []
+
+    def quota(self, num_seen: int) -> int:
+        """Exemplars a class may keep."""
+        return self.budget.quota(num_seen)
+
+    def rows(self, num_seen: int) -> list[Tensor]:
+        """The rows kept of each stored class once `num_seen` classes share the memory."""
+        return [rows[: self.quota(num_seen)] for rows in self.classes]
+
+    def update(self, new: list[Tensor]) -> None:
+        """Store the new classes' exemplars and let a shared memory shrink the old ones."""
+        self.classes = self.rows(len(self.classes) + len(new)) + new
+
+    def __len__(self) -> int:
+        return sum(len(rows) for rows in self.classes)
+
+
+def joined(rows: list[Tensor], device: torch.device) -> Tensor:
+    """All rows of several classes as one tensor, also when there are none."""
+    return torch.cat([torch.empty(0, dtype=torch.int64, device=device), *rows])
 
 
 class Learner:

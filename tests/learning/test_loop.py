@@ -7,7 +7,7 @@ import torch
 from torch import nn, optim
 
 from ccfa.data import Stage
-from ccfa.learning.optimisation import descend, set_learning_rate
+from ccfa.learning.loop import descend, set_learning_rate
 from ccfa.methods.podnet import podnet
 
 MAIN = podnet().phases(Stage(0, 0, 50))[0]

@@ -1,16 +1,17 @@
 """The one loop: a phase as epochs of batches of steps, and the only call of `backward`."""
 
+import hashlib
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from torch import Tensor, nn, optim
+import torch
+from torch import Generator, Tensor, nn, optim
 
+from ccfa.data import Stage
 from ccfa.errors import DivergedError, ModelError
 from ccfa.learning.acceleration import memory_errors_explained
-from ccfa.learning.batches import batches, seed_of
-from ccfa.learning.position import PhaseAtWork, PreparedPhase, taken_up
-from ccfa.learning.progress import Progress
+from ccfa.learning.state import PhaseAtWork, PreparedPhase, taken_up
 from ccfa.learning.step import step_losses
 from ccfa.methods import Phase
 from ccfa.models import Network
@@ -121,3 +122,69 @@ def set_modes(network: Network, phase: Phase) -> None:
     """Training mode, with batch norm as the phase wants it."""
     network.train()
     network.backbone.train(phase.train_batch_norm)
+
+
+def named_generator(device: torch.device, *purpose: object) -> Generator:
+    """A generator seeded by what it is for, so that no stream depends on how much another has drawn."""
+    return torch.Generator(device).manual_seed(seed_of(*purpose))
+
+
+def seed_of(*purpose: object) -> int:
+    """A seed for a purpose, the same in every process."""
+    return int.from_bytes(hashlib.sha256(repr(purpose).encode()).digest()[:8], "big") >> 1
+
+
+def num_batches(num_rows: int, batch_size: int) -> int:
+    """Batches in an epoch."""
+    return -(-num_rows // batch_size)
+
+
+def batches(rows: Tensor, batch_size: int, generator: Generator) -> Tensor:
+    """The rows in random order, (batches, size): all of one size, the last filled up with other rows.
+
+    The published code keeps a ragged last batch; equal shapes are what lets a step be captured once.
+    """
+    size = min(batch_size, len(rows))
+    order = torch.randperm(len(rows), generator=generator, device=rows.device)
+    filler = torch.randperm(len(rows), generator=generator, device=rows.device)
+    count = num_batches(len(rows), size)
+    return rows[torch.cat([order, filler])[: count * size]].view(count, size)
+
+
+class Progress(NamedTuple):
+    """Where training stands."""
+
+    stage: Stage
+    phase: str
+    epoch: int
+    num_epochs: int
+    batch: int
+    num_batches: int
+    batch_size: int
+
+    @property
+    def place(self) -> str:
+        """Where this is, counted from 1 as people do; files count from 0."""
+        return f"stage {self.stage.index + 1}, phase {self.phase}, epoch {self.epoch + 1} of {self.num_epochs}"
+
+
+class Observer(Protocol):
+    """Watches a learner without touching it."""
+
+    def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
+        """After a step; reading the losses on a GPU makes it wait."""
+        ...
+
+    def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
+        """After an epoch, with the mean of each loss."""
+        ...
+
+
+class Unobserved:
+    """Nobody watches."""
+
+    def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
+        """Nothing."""
+
+    def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
+        """Nothing."""
