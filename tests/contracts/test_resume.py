@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from ccfa.learning import Learner, optimisation
+from ccfa.learning import Learner, loop
 from ccfa.learning.state import restore, state_of
 from ccfa.methods import METHODS
 from toys import STAGES, plugged, rows_of, tiny, toy_images
@@ -136,7 +136,7 @@ def test_a_restored_learner_is_in_exactly_the_stored_state(variant, device, monk
         learner = restored(method, state, device=device)
         seen = []
         look = partial(note_state, seen)
-        monkeypatch.setattr(optimisation, "run_epoch", look)
+        monkeypatch.setattr(loop, "run_epoch", look)
         learner.begin(learner.stage)
         learner.optimise()
         monkeypatch.undo()
