@@ -7,11 +7,13 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from ccfa.errors import DivergedError
+from ccfa.errors import DivergedError, UsageError
 from ccfa.evaluation import Numbers, accuracy
 from ccfa.experiments import Experiment, Run, resolve, run
+from ccfa.experiments.running import finished as reusable
 from ccfa.learning import Learner
-from toy_runs import begun
+from ccfa.learning.acceleration import Acceleration
+from toy_runs import begun, toy_resolved, toy_run
 
 CPU = torch.device("cpu")
 EXPERIMENT = Experiment(
@@ -263,3 +265,14 @@ def test_weights_broken_by_the_very_last_step_are_not_kept(tmp_path, monkeypatch
         run(resolved, directory, Audience(), CPU)
     assert directory.read_json("status.json")["state"] == "failed"
     assert [file.name for file in (directory.path / "networks").iterdir()] == ["stage-000.safetensors"]
+
+
+def test_only_a_finished_run_in_the_same_precision_is_reused(tmp_path):
+    resolved, directory = toy_resolved(), Run(tmp_path / "run")
+    assert reusable(directory, resolved, Acceleration()) is None
+    report = toy_run(tmp_path / "run", resolved)
+    assert reusable(directory, resolved, Acceleration()) == report
+    with pytest.raises(UsageError, match=r"float32.*bf16"):
+        reusable(directory, resolved, Acceleration("bf16"))
+    with pytest.raises(UsageError, match=r"experiment\.seed"):
+        reusable(directory, toy_resolved(seed=1), Acceleration())

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ccfa.data import Stage
-from ccfa.errors import CcfaError, DivergedError, ModelError, Notice, ResourceError, Stopped
+from ccfa.errors import CcfaError, DivergedError, ModelError, Notice, ResourceError, Stopped, UsageError
 from ccfa.evaluation import Report
 from ccfa.experiments.differences import differences, two_columns
 from ccfa.experiments.environment import environment
@@ -94,7 +94,7 @@ def finished(directory: Run, resolved: Resolved, acceleration: Acceleration) -> 
     report = directory.report()
     precision = (report.environment.get("acceleration") or {}).get("precision")
     if precision != acceleration.precision:
-        raise ModelError(
+        raise UsageError(
             f"{directory.path} was run in {precision}, not in {acceleration.precision}. Use another --out."
         )
     return report

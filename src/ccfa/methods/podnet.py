@@ -37,10 +37,12 @@ def without_distillation(
     memory: int = 20,
     nca: Literal["code", "paper"] = "code",
     margin: float = 0.6,
+    lambda_classification: float = 1.0,
 ) -> Method:
     """PODNet's head, classification loss and training, which AFC has too; `nca` chooses the paper's formula instead.
 
-    The margin acts in the paper's NCA only: in the published code it cancels.
+    The margin acts in the paper's NCA only: in the published code it cancels. `lambda_classification` multiplies L_cls
+    where it stands beside the distillation terms, from the second stage on.
     """
     main = recipe.phase(cosine, parameters=all_but_old_classes, clip_value=5.0)
     balanced = replace(
@@ -64,6 +66,7 @@ def without_distillation(
         memory=Budget(per_class=memory),
         needs_memory=True,
         select_exemplars=herd,
+        classification_weight=always_one if lambda_classification == 1 else LaterWeight(lambda_classification),
     )
 
 
@@ -71,15 +74,11 @@ def without_distillation(
 def podnet(
     method: Method,
     *,
-    lambda_classification: float = 1.0,
     lambda_spatial: float = 3.0,
     lambda_flat: float = 1.0,
     pod: Literal["code", "paper"] = "code",
 ) -> Method:
-    """PODNet as its published code runs; `nca` and `pod` choose the paper's formulas instead.
-
-    `lambda_classification` multiplies L_cls where it stands beside the distillation terms, from the second stage on.
-    """
+    """PODNet as its published code runs; `nca` and `pod` choose the paper's formulas instead."""
     formulas = {"code": (pod_spatial, cosine_distance), "paper": (pod_spatial_paper, squared_distance)}
     spatial, flat = choose("POD formula", pod, formulas)
     return replace(
@@ -88,7 +87,6 @@ def podnet(
             partial(EmbeddingDistillation, "pod-flat", lambda_flat, seen_to_new, flat),
             partial(MapDistillation, "pod-spatial", lambda_spatial, seen_to_new, spatial),
         ),
-        classification_weight=always_one if lambda_classification == 1 else LaterWeight(lambda_classification),
     )
 
 
