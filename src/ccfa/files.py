@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor, uint8
 
-from ccfa.errors import ModelError, ResourceError
+from ccfa.errors import DataError, ModelError, ResourceError
 
 TEXT_LIMIT = 2**27  # bytes of a JSON file or a log
 TENSOR_LIMIT = 2**32
@@ -31,20 +31,34 @@ _HEADER_LIMIT = 2**27
 
 
 def read_file(path: Path, limit: int = TEXT_LIMIT) -> bytes:
-    """Return the bytes of a regular file; a ModelError says why it cannot be read, or that it exceeds the limit."""
+    """Return the bytes of a file of a run, which is never a link; a ModelError says why it cannot be read."""
+    if path.is_symlink():
+        raise ModelError(f"{path} is a symbolic link.")
     try:
-        # O_NONBLOCK: opening a pipe would wait for somebody to write into it.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-        with open(descriptor, "rb") as file:
+        return read_regular(path, limit, os.O_NOFOLLOW)
+    except DataError as error:
+        raise ModelError(f"{path} {error}.") from error
+
+
+def read_regular(path: Path, limit: int, flags: int = 0) -> bytes:
+    """Return the bytes of a regular file of at most `limit` bytes; anything else is a DataError without the path.
+
+    A pipe is not waited for, and nothing is read of a device or of a file that is too large.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
+        try:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode):
-                raise ModelError(f"{path} is not a regular file.")
+                raise DataError("is a folder" if stat.S_ISDIR(facts.st_mode) else "is not a regular file")
             if facts.st_size > limit:
-                raise ModelError(f"{path} has {facts.st_size:,} bytes; the limit is {limit:,}.")
-            return file.read(facts.st_size)
+                raise DataError(f"has {facts.st_size:,} bytes, expected at most {limit:,}")
+            with open(descriptor, "rb", closefd=False) as file:
+                return file.read(facts.st_size)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-        raise ModelError(f"Cannot read {path}: {reason}.") from error
+        raise DataError(f"cannot be read: {error.strerror}") from error
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -2,7 +2,7 @@ import contextlib
 import functools
 import json
 from dataclasses import dataclass
-from typing import Literal, TypedDict, Unpack
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -15,13 +15,8 @@ from ccfa.experiments.options import decode, decode_options, describe, plain, sc
 from ccfa.methods import METHODS
 
 
-class Shared(TypedDict, total=False):
-    lr: float
-    epochs: int
-
-
-def factory(*, memory: int = 20, rule: Literal["a", "b"] = "a", **shared: Unpack[Shared]) -> None:
-    """Takes options of its own and unpacked ones."""
+def factory(*, memory: int = 20, rule: Literal["a", "b"] = "a", lr: float = 0.1, epochs: int = 2) -> None:
+    """Takes options of several types."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class Outer:
     name: str
 
 
-def test_schema_names_own_and_unpacked_options():
+def test_schema_names_options_and_types():
     assert schema(factory) == {"memory": int, "rule": Literal["a", "b"], "lr": float, "epochs": int}
 
 

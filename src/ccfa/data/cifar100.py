@@ -14,11 +14,11 @@ from urllib.request import urlopen
 import numpy as np
 from numpy.typing import NDArray
 
-from ccfa.data.files import read_regular
 from ccfa.data.images import ImageSet
 from ccfa.data.registry import register_data
 from ccfa.data.transforms import Transforms
 from ccfa.errors import DataError, Notice
+from ccfa.files import read_regular
 
 # Each published code base has its own constants; UCIR's std is the mean of the stds within single images.
 CIFAR100_PODNET = Transforms(

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ccfa.data.files import read_regular
 from ccfa.data.images import ImageSet, require_same_classes
 from ccfa.data.transforms import Transforms
 from ccfa.errors import DataError, Notice, ResourceError, UsageError
+from ccfa.files import read_regular
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -96,6 +96,6 @@ def write_results(
 
 
 def _matrix_table(matrix: list[list[float | None]]) -> list[dict[str, Any]]:
-    """The accuracy matrix with a heading: a row a stage, a column for the classes of each stage."""
+    """The accuracy matrix with a heading: one row per stage, one column for the classes of each stage."""
     columns = [f"classes_of_stage_{index}" for index in range(len(matrix))]
     return [{"after_stage": index, **dict(zip(columns, row, strict=True))} for index, row in enumerate(matrix)]

@@ -168,8 +168,6 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
     )
     scenario = experiment.scenario or default_scenario(experiment.data, train.num_classes)
     stages = datasets.parse_scenario(scenario, train.num_classes)
-    if any(phase.batch_size < 1 for stage in stages for phase in method.phases(stage)):
-        raise UsageError("The batch size must be at least 1 image.")
     _require_phases(method, stages)
     counts = train.labels.bincount()
     smallest = int(counts.min())

@@ -7,22 +7,15 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ccfa.errors import UsageError, unknown
 
 
 def schema(function: Callable[..., Any]) -> dict[str, Any]:
-    """Option names and types of a factory, those of an unpacked typed dictionary included."""
+    """Option names and types of a factory."""
     hints = get_type_hints(function)
-    options: dict[str, Any] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            (extra,) = get_args(hints[name]) if get_origin(hints[name]) is Unpack else (None,)
-            options |= get_type_hints(extra) if extra else {}
-        else:
-            options[name] = hints[name]
-    return options
+    return {name: hints[name] for name in inspect.signature(function).parameters}
 
 
 def decode_options(texts: Mapping[str, str], function: Callable[..., Any], owner: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""All that knows CUDA, with streams.py: devices, precision, compilation, and a step as one CUDA graph.
+"""Devices, precision, compilation, and a step as one CUDA graph; `streams.py` has the streams of runs that share a GPU.
 
 Nothing here changes what is computed, up to the rounding of the chosen precision.
 """

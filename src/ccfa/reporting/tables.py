@@ -71,8 +71,7 @@ def _options(name: str, function: Callable[..., Any]) -> Table:
     table = Table("option", "type", "default", title=name, title_justify="left")
     parameters = inspect.signature(function).parameters
     for option, kind in schema(function).items():
-        default = parameters[option].default if option in parameters else "as the method it builds on"
-        table.add_row(option, inspect.formatannotation(kind), str(default))
+        table.add_row(option, inspect.formatannotation(kind), str(parameters[option].default))
     return table
 
 
