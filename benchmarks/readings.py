@@ -17,14 +17,9 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from ccfa import Experiment, Running, sweep
 from ccfa.errors import Stopped
 from ccfa.evaluation import Report
-from ccfa.experiments.experiment import Experiment
-from ccfa.experiments.first_stage import FirstStages
-from ccfa.experiments.stopping import stoppable
-from ccfa.experiments.sweep import sweep
-from ccfa.learning.acceleration import Acceleration, pick_device
-from ccfa.reporting.terminal import Display
 
 SIXTH = f"{1 / 6:.6f}"
 READINGS: dict[str, tuple[bool, dict[str, str]]] = {  # with CCFA or not, options
@@ -65,7 +60,6 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--device", default="auto")
     asked = parser.parse_args()
-    device = pick_device(asked.device)
     common = dict(text.split("=", 1) for text in asked.set)
     runs: dict[str, tuple[str, tuple[str, int], Experiment]] = {}
     for names, seeds in ((asked.only, asked.seeds), (asked.again, asked.again_seeds)):
@@ -83,22 +77,11 @@ def main() -> None:
                 options={**common, **options},
             )
             runs[experiment.name] = name, (order, seed), experiment
-    console = Console(width=200)
-    with stoppable(asked.minutes) as stop:
-        try:
-            sweep(
-                [experiment for *_, experiment in runs.values()],
-                asked.out,
-                asked.data_dir,
-                device,
-                Acceleration.for_device(device),
-                asked.at_once,
-                FirstStages(asked.out / ".first-stages"),
-                lambda resolved, run: Display(resolved, console, several=True),
-                stop=stop,
-            )
-        except Stopped as stopped:
-            print(stopped)
+    how = Running(device=asked.device, at_once=asked.at_once, data_dir=asked.data_dir, max_minutes=asked.minutes)
+    try:
+        sweep([one for *_, one in runs.values()], asked.out, how, compared=False, console=Console(width=200))
+    except Stopped as stopped:
+        print(stopped)
     reports: dict[str, dict[tuple[str, int], Report]] = {}
     for folder, (name, key, _) in runs.items():
         path = asked.out / folder / "report.json"

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from ccfa import cli
+from ccfa import cli, plugins
 from failing import install
 
 torch.set_num_threads(1)
@@ -16,6 +16,14 @@ torch.set_num_threads(1)
 def pytest_collection_modifyitems(items):
     """The slow tests first, so that no worker is left with them at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture(autouse=True)
+def registries(monkeypatch):
+    """What a test registers is forgotten after it."""
+    monkeypatch.setattr(plugins, "_loaded", {})
+    for registry in plugins.Registry.every:
+        monkeypatch.setattr(registry, "_added", dict(registry._added))
 
 
 @pytest.fixture

@@ -5,20 +5,12 @@ from typing import Any
 
 import torch
 
-from ccfa.data import Stage
 from ccfa.experiments import Experiment, Run, resolve, run
-from ccfa.learning.loop import Unobserved
+from ccfa.settings import Running
 from toy_runs import begun
 
 CPU = torch.device("cpu")
 SHORT = {"epochs": "1", "balanced_epochs": "1"}
-
-
-class Silent(Unobserved):
-    """Watches a run and says nothing."""
-
-    def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
-        """Nothing."""
 
 
 def created(path: Path, experiment: Experiment) -> Run:
@@ -30,5 +22,5 @@ def digit_run(path: Path, method: str = "podnet", **choices: Any) -> Run:
     """A finished run of three stages, one epoch a phase unless asked otherwise."""
     experiment = Experiment(method, **{"scenario": "4,3,3", "options": SHORT, **choices})
     directory = created(path, experiment)
-    run(resolve(experiment), directory, Silent(), CPU)
+    run(resolve(experiment), directory, Running(device="cpu"))
     return directory

@@ -11,7 +11,7 @@ import pytest
 
 import ccfa
 from ccfa import cli
-from ccfa.arguments import Compare, Doctor, Figure, List, Page, Resume, Run, Sweep, Table
+from ccfa.cli import Compare, Doctor, Figure, List, Page, Resume, Run, Sweep, Table
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -37,8 +37,8 @@ def parsed(monkeypatch):
 
     def parse(words):
         verbs = []
-        for name in VERBS:
-            monkeypatch.setattr(cli, f"_{name}", lambda verb, console: verbs.append(verb))
+        for verb in VERBS.values():
+            monkeypatch.setattr(verb, "__call__", lambda verb, console: verbs.append(verb))
         monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)
         monkeypatch.setattr(sys, "argv", ["ccfa", *words])
         cli.main()

@@ -1,7 +1,9 @@
 """Parts of other people: entry points and plug-in files."""
 
 import doctest
+import hashlib
 import importlib.metadata
+import json
 import sys
 
 import pytest
@@ -9,16 +11,7 @@ import pytest
 from ccfa import load_plugin, plugins
 from ccfa.errors import UsageError
 from ccfa.experiments import build_method
-from ccfa.methods import METHODS
-from ccfa.models import BACKBONES
 from ccfa.plugins import Registry, plugins_digest
-
-
-@pytest.fixture(autouse=True)
-def registries(monkeypatch):
-    """What a test registers is forgotten after it."""
-    for registry in (METHODS, BACKBONES):
-        monkeypatch.setattr(registry, "_added", dict(registry._added))
 
 
 def test_entry_points_are_found_lazily(monkeypatch, tmp_path):
@@ -30,7 +23,7 @@ def test_entry_points_are_found_lazily(monkeypatch, tmp_path):
         for name, value in [("foreign", "foreign_parts:answer"), ("broken", "broken_parts:answer"), ("own", "x:y")]
     ]
     monkeypatch.setattr(plugins, "entry_points", lambda group: offered if group == "ccfa.things" else [])
-    things: Registry[int] = Registry("thing")
+    things: Registry[int] = Registry("thing", "ccfa.things")
     things.add("own", 1)
     with pytest.warns(match="'own'"):
         assert list(things) == ["own", "foreign", "broken"]
@@ -64,6 +57,38 @@ def test_plugin_file_registers_parts(tmp_path):
     method = build_method("from-file", "digits", backbone="net-from-file")
     assert method.backbone(1).dim == 4
     assert plugins_digest() != before
+
+
+@pytest.mark.parametrize("kind", ["thing", "method"])
+def test_a_notebook_s_cell_may_be_run_again(kind):
+    things: Registry[object] = Registry(kind, "ccfa.nothing")
+
+    def cell(answer):
+        def function():
+            return answer
+
+        return things.add("function", function)
+
+    assert cell(1) is not cell(2)
+    assert things["function"]() == 2
+    with pytest.raises(UsageError, match="function"):
+        things.add("function", print)
+
+
+def test_the_command_line_sees_a_plugin(call, tmp_path):
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    words = ("from-file", "--scenario", "9,1", "--set", "epochs=0", "backbone=net-from-file")
+    assert call("run", *words)[0] == 2
+    assert call("run", *words, "--plugin", "mine.py", "--max-minutes", "0", "--out", "run")[0] == 75
+    digest = json.loads((tmp_path / "run" / "config.json").read_text())["plugins"]["mine.py"]
+    assert digest == hashlib.sha256(PLUGIN.encode()).hexdigest()
+    assert "from-file" in call("list", "methods", "--plugin", "mine.py")[1]
+    assert "net-from-file" in call("list", "backbones", "--plugin", "mine.py")[1]
+    plugins._loaded.clear()  # as in another process
+    code, _, err = call("resume", "run")
+    assert code == 2
+    assert "--plugin mine.py" in err
+    assert call("resume", "run", "--plugin", "mine.py")[0] == 0
 
 
 def test_bad_plugin_files_are_refused(tmp_path):

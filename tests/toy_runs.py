@@ -7,6 +7,7 @@ import torch
 from ccfa.evaluation import Report
 from ccfa.experiments import Experiment, Run, run
 from ccfa.experiments.experiment import Resolved
+from ccfa.settings import Running
 from toys import STAGES, plugged, tiny, toy_images
 
 CPU = torch.device("cpu")
@@ -37,10 +38,11 @@ def toy_resolved(name: str = "podnet", seed: int = 0, **options) -> Resolved:
     return Resolved(Experiment(name, seed=seed), method, toy_images(), toy_images(seed=1), STAGES, "", order, ())
 
 
-def toy_run(path: Path, resolved: Resolved | None = None, audience=None, **options) -> Report:
-    """Run a toy experiment in a directory, or go on running it."""
-    resolved = resolved or toy_resolved()
-    return run(resolved, Run(path), audience or Silent(), CPU, **options)
+def toy_run(path: Path, resolved: Resolved | None = None, audience=None, stop=None, **how) -> Report:
+    """Run a toy experiment in a directory, or go on running it; `how` are fields of `Running`."""
+    if "first_stages" in how:
+        how["first_stages"] = getattr(how["first_stages"], "folder", how["first_stages"])
+    return run(resolved or toy_resolved(), Run(path), Running(**{"device": "cpu", **how}), audience, stop)
 
 
 def begun(path: Path, config: dict, surroundings: dict | None = None) -> Run:

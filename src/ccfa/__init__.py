@@ -6,22 +6,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ccfa.augmentation import CCFA, FeatureAugmentation, Samples, cross_class_features
     from ccfa.data import ImageSet, Stage, load, register_data, split
-    from ccfa.experiments import build_method
+    from ccfa.experiments import Run, build_method
     from ccfa.learning import Learner
     from ccfa.methods import METHODS, Method, Recipe, register_method, with_augmentation
     from ccfa.models import register_backbone, wrap
     from ccfa.plugins import load_plugin
+    from ccfa.reporting.showing import resume, run, sweep
+    from ccfa.settings import Experiment, Grid, Running
 
 __version__ = "0.1.0"
 
 _HOME = {
     "CCFA": "augmentation",
+    "Experiment": "settings",
     "FeatureAugmentation": "augmentation",
+    "Grid": "settings",
     "ImageSet": "data",
     "Learner": "learning",
     "METHODS": "methods",
     "Method": "methods",
     "Recipe": "methods",
+    "Run": "experiments",
+    "Running": "settings",
     "Samples": "augmentation",
     "Stage": "data",
     "build_method": "experiments",
@@ -31,7 +37,10 @@ _HOME = {
     "load_plugin": "plugins",
     "register_backbone": "models",
     "register_method": "methods",
+    "resume": "reporting.showing",
+    "run": "reporting.showing",
     "split": "data",
+    "sweep": "reporting.showing",
     "with_augmentation": "methods",
     "wrap": "models",
 }
@@ -39,11 +48,15 @@ _HOME = {
 __all__ = [
     "CCFA",
     "METHODS",
+    "Experiment",
     "FeatureAugmentation",
+    "Grid",
     "ImageSet",
     "Learner",
     "Method",
     "Recipe",
+    "Run",
+    "Running",
     "Samples",
     "Stage",
     "build_method",
@@ -53,7 +66,10 @@ __all__ = [
     "register_backbone",
     "register_data",
     "register_method",
+    "resume",
+    "run",
     "split",
+    "sweep",
     "with_augmentation",
     "wrap",
 ]

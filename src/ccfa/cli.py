@@ -7,40 +7,253 @@ import sys
 import tempfile
 import traceback
 import warnings
-from dataclasses import fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
-from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes
+from tyro.conf import (
+    FlagCreatePairsOff,
+    OmitArgPrefixes,
+    OmitSubcommandPrefixes,
+    Positional,
+    UseAppendAction,
+    arg,
+    subcommand,
+)
 
 from ccfa import __version__
-from ccfa.arguments import (
-    Compare,
-    Doctor,
-    Figure,
-    List,
-    Page,
-    Resume,
-    Run,
-    Setting,
-    Speed,
-    Sweep,
-    Table,
-    Training,
-    Verb,
-)
 from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line, printable
-from ccfa.words import gathered, given_axes, given_options, typed
+from ccfa.settings import Experiment, Grid, Pairs, Running
 
 if TYPE_CHECKING:
-    import torch
     from rich.console import Console
 
-    from ccfa.experiments import Experiment
-    from ccfa.learning.acceleration import Acceleration
+# A verb is a record of what can be typed, and is called to do it. torch, scikit-learn and everything built on them are
+# imported when a verb is called: `ccfa --help` answers at once.
 
-# torch, scikit-learn and everything built on them are imported inside the verbs: `ccfa --help` answers at once.
+
+@dataclass(frozen=True)
+class Run:
+    """Train a method over all stages and leave a run directory."""
+
+    experiment: OmitArgPrefixes[Experiment]
+    running: OmitArgPrefixes[Running]
+    out: Path | None = None
+    """The run directory; by default a name made from the experiment, under runs/."""
+    reuse: bool = False
+    """Show the result if the directory holds this experiment, finished; continue it if it is unfinished."""
+    results: Path | None = None
+    """A folder such as results/ where the report of the finished run is kept as well, for `ccfa table`."""
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.reporting.showing import run
+
+        new = not self.reuse
+        run(self.experiment, self.out, self.running, results=self.results, new=new, console=console)
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Continue a run where it was stopped, by default on the device and in the precision it began with."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """The run directory."""
+    running: OmitArgPrefixes[Running]
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.reporting.showing import resume
+
+        resume(self.run, self.running, console=console)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Train several methods, with and without CCFA, over class orders, seeds and further axes; print one table."""
+
+    grid: OmitArgPrefixes[Grid]
+    running: OmitArgPrefixes[Running]
+    at_once: int = 1
+    """How many runs share the device."""
+    out: Path = Path("runs/sweep")
+    """Where the run directories go; finished ones found there are not run again, unfinished ones are continued."""
+    results: Path | None = None
+    """A folder such as results/ where the report of each finished run is kept as well, for `ccfa table`."""
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.reporting.showing import sweep
+
+        running = replace(self.running, at_once=self.at_once)
+        sweep(self.grid, self.out, running, results=self.results, console=console)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Show the paper's tables with our values beside them; run what is missing."""
+
+    name: Annotated[Positional[str], arg(metavar="TABLE")] = ""
+    """main, memory, ...; `ccfa list tables` shows them. Without a name: how much of each is measured."""
+    rows: tuple[str, ...] = ()
+    """Only these rows, by method or by label, such as podnet or 'PODNet* + CCFA'."""
+    columns: tuple[str, ...] = ()
+    """Only these columns, such as '5 tasks'."""
+    orders: int = 3
+    """On how many of the paper's three class orders each cell is shown and run."""
+    fill: bool = False
+    """Run what is missing, the most valuable first, and keep each report in the results."""
+    plan: bool = False
+    """Print the missing runs as one command per line. Repeating a command continues its run."""
+    slurm: bool = False
+    """Submit what is missing as Slurm jobs; needs the extra `cluster`. --minutes is the time limit of a job."""
+    write: bool = False
+    """Write REPRODUCTION.md and the README's table, in the current folder, from the reports."""
+    results: Path = Path("results")
+    """The folder of the reports, one for each finished run."""
+    out: Path = Path("runs/tables")
+    """Where the run directories go; unfinished ones found there are continued."""
+    at_once: int = 1
+    """How many runs share the device, or how many Slurm jobs run at a time."""
+    partition: str | None = None
+    """The Slurm partition."""
+    sbatch: Pairs = field(default_factory=dict)
+    """Further options of Slurm's jobs, such as account=vision."""
+    running: OmitArgPrefixes[Running] = field(default_factory=Running)
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.reporting.paper_tables import Wanted, fill_shown, print_plan, show_tables, submit_jobs, write_pages
+
+        if self.fill + self.plan + self.slurm + self.write > 1:
+            raise UsageError("Choose one of --fill, --plan, --slurm and --write.")
+        if (self.partition or self.sbatch) and not self.slurm:
+            raise UsageError("--partition and --sbatch belong to --slurm.")
+        if self.running.max_minutes is not None and not (self.fill or self.slurm):
+            raise UsageError("--minutes belongs to --fill or --slurm.")
+        running = replace(self.running, at_once=self.at_once)
+        wanted = Wanted(**{one.name: getattr(self, one.name) for one in fields(Wanted)})
+        if self.write:
+            write_pages(wanted, console)
+        elif self.plan:
+            print_plan(wanted, running, console)
+        elif self.slurm:
+            submit_jobs(wanted, running, console, self.partition, self.sbatch)
+        else:
+            if self.fill:
+                fill_shown(wanted, running, console)
+            show_tables(wanted, console)
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Show runs side by side: a table here, and a page with figures."""
+
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...")]
+    """Run directories or report.json files; runs of one experiment are averaged over class orders and seeds."""
+    out: Path | None = None
+    """The folder of the page and of the table as CSV, Markdown and LaTeX; by default comparison/ beside the runs."""
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.reporting.comparison import common_folder, compare, gather
+        from ccfa.reporting.comparison_page import show_comparison
+
+        entries, notes = gather(self.runs)
+        show_comparison(compare(entries, notes), self.out or common_folder(entries), console)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Draw a figure of the paper from runs, as PNG and PDF, with its numbers as CSV and a caption."""
+
+    kind: Positional[Literal["tsne", "cka", "accuracy"]]
+    """tsne: memory, augmented and training features of one run's first stage; cka: how far each level's maps move from
+    the first stage's; accuracy: on the seen classes after each stage."""
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...")]
+    """Run directories; runs of one experiment are averaged over class orders and seeds."""
+    out: Path | None = None
+    """The folder it goes to; by default figures/ in the run or, for several, beside them."""
+    data_dir: Path | None = None
+    """Where CIFAR-100 is, or is downloaded to; by default $CCFA_DATA."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    images: int | None = None
+    """The largest number of training images and of augmented features for tsne (1,000), of test images for cka
+    (5,000)."""
+    seed: int = 0
+    """The seed of what is drawn at random."""
+    estimator: Literal["biased", "unbiased"] = "biased"
+    """The estimator of cka. Biased values depend on the number of images: compare them at equal numbers only."""
+    plugin: UseAppendAction[tuple[Path, ...]] = ()
+    """A Python file that registers methods, backbones or data sets of your own."""
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.learning.acceleration import pick_device
+        from ccfa.reporting.figures import FigureOptions, write_figure
+
+        _load(self.plugin)
+        options = FigureOptions(self.data_dir, pick_device(self.device), self.images, self.seed, self.estimator)
+        with console.status("Looking at the runs; networks of many stages take minutes on a CPU."):
+            files = write_figure(self.kind, self.runs, self.out, options)
+        for line in [*(f"note: {note}" for note in files.notes), files.caption, *files.paths]:
+            console.print(str(line), soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Page:
+    """Write the page report.html of runs again, from what their directories hold."""
+
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...")]
+    """Run directories."""
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.reporting.page import write_report
+
+        if not self.runs:
+            raise UsageError("Name at least one run directory, e.g. ccfa report runs/*")
+        for path in self.runs:
+            console.print(f"Report: {write_report(path)}", soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class List:
+    """Show what there is to choose from."""
+
+    what: Positional[Literal["methods", "datasets", "scenarios", "orders", "backbones", "options", "tables"]]
+    """The kind of thing; options shows every method's options, tables the paper's tables."""
+    plugin: UseAppendAction[tuple[Path, ...]] = ()
+    """A Python file that registers methods, backbones or data sets of your own."""
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.reporting.tables import catalogue
+
+        _load(self.plugin)
+        for table in catalogue(self.what):
+            console.print(table)
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Show versions, device and data found, and what to do about what is missing."""
+
+    data_dir: Path | None = None
+    """Where to look for CIFAR-100; by default $CCFA_DATA."""
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.reporting.doctor import findings
+
+        for line in findings(self.data_dir):
+            console.print(line, soft_wrap=True)
+
+
+Verb = (
+    Annotated[Run, subcommand("run")]
+    | Annotated[Resume, subcommand("resume")]
+    | Annotated[Sweep, subcommand("sweep")]
+    | Annotated[Table, subcommand("table")]
+    | Annotated[Compare, subcommand("compare")]
+    | Annotated[Figure, subcommand("figure")]
+    | Annotated[Page, subcommand("report")]
+    | Annotated[List, subcommand("list")]
+    | Annotated[Doctor, subcommand("doctor")]
+)
 
 
 def main() -> None:
@@ -54,25 +267,18 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"ccfa {__version__}")
         return
-    verb = tyro.cli(
-        Verb,
-        prog="ccfa",
-        description="Class-incremental learning with Cross-Class Feature Augmentation.",
-        config=(FlagCreatePairsOff, OmitSubcommandPrefixes),
-        args=gathered(sys.argv[1:]),
-    )
-    _require_folder()
-    from ccfa.reporting.terminal import BROKEN_PIPE_CODE, Output
-
-    console = Output()
     try:
-        if isinstance(verb, Training):
-            from ccfa.reporting.showing import require_ready
+        verb = tyro.cli(
+            Verb,
+            prog="ccfa",
+            description="Class-incremental learning with Cross-Class Feature Augmentation.",
+            config=(FlagCreatePairsOff, OmitSubcommandPrefixes),
+            args=_gathered(sys.argv[1:]),
+        )
+        _require_folder()
+        from ccfa.reporting.terminal import Output
 
-            require_ready(**_endurance(verb))
-        verbs: dict[type, Any] = {Run: _run, Resume: _resume, Sweep: _sweep, Table: _table, Compare: _compare}
-        verbs |= {Figure: _figure, Page: _report, List: _list, Doctor: _doctor}
-        verbs[type(verb)](verb, console)
+        verb(Output())
     except CcfaError as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
@@ -84,7 +290,7 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output, `head` say, has enough
         sys.stderr.close()
-        sys.exit(BROKEN_PIPE_CODE)
+        sys.exit(128 + signal.SIGPIPE)
     except MemoryError:
         print("error: Out of memory.", file=sys.stderr)
         sys.exit(ResourceError.exit_code)
@@ -123,149 +329,29 @@ def _terminate(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _run(verb: Run, console: "Console") -> None:
-    from ccfa import experiments
-    from ccfa.experiments.ledger import store_result
-    from ccfa.experiments.running import finished
-    from ccfa.files import require_place
-    from ccfa.reporting.showing import run_shown, show_result
-
-    experiment = _experiment(verb, method=verb.method, ccfa=verb.ccfa, order=verb.order, seed=verb.seed)
-    device, acceleration = _speed(verb)
-    path = verb.out or Path("runs") / experiment.name
-    directory = experiments.Run(path)
-    if not verb.reuse:
-        directory.require_new()
-    require_place(path)
-    resolved = experiments.resolve(experiment, verb.data_dir)
-    if verb.reuse and (report := finished(directory, resolved, acceleration)):
-        console.print(f"{path} holds this experiment already:", soft_wrap=True)
-    else:
-        report = run_shown(resolved, directory, device, acceleration, console, new=not verb.reuse, **_endurance(verb))
-    if verb.results:
-        store_result(report, verb.results)
-    show_result(report, path, resolved, console)
+def _gathered(words: list[str]) -> list[str]:
+    """Move the values of --set and --axis to the end: both may be repeated and stand anywhere."""
+    kept: list[str] = []
+    values: dict[str, list[str]] = {}
+    flag, is_first = "", False
+    for word in words:
+        if word in ("--set", "--axis"):
+            flag, is_first = word, True
+            values.setdefault(flag, [])
+        elif flag and not word.startswith("-") and (is_first or "=" in word):
+            values[flag].append(word)
+            is_first = False
+        else:
+            kept.append(word)
+            flag = ""
+    return kept + [word for flag, texts in values.items() for word in (flag, *texts)]
 
 
-def _experiment(verb: Setting, method: str, **own: Any) -> "Experiment":
-    """The experiment with what both verbs take, and with a verb's own fields."""
-    from ccfa.experiments import Experiment
-    from ccfa.files import require_place
+def _load(plugins: tuple[Path, ...]) -> None:
+    from ccfa.plugins import load_plugin
 
-    if verb.results:
-        require_place(verb.results)
-    names = {field.name for field in fields(Experiment)} & {field.name for field in fields(Setting)}
-    shared = {name: getattr(verb, name) for name in names}
-    return Experiment(method, **shared, **own, options=given_options(verb.set))
-
-
-def _resume(verb: Resume, console: "Console") -> None:
-    from ccfa import experiments
-    from ccfa.experiments.running import resolve_again, speed_again
-    from ccfa.reporting.showing import run_shown, show_finished, show_result
-
-    directory = experiments.Run(verb.run)
-    if directory.is_finished():
-        return show_finished(directory, verb.data_dir, console)
-    speed = speed_again(directory, verb.device, verb.precision, not verb.no_compile, not verb.no_graph)
-    resolved = resolve_again(directory, verb.data_dir)
-    report = run_shown(resolved, directory, *speed, console, **_endurance(verb))
-    return show_result(report, verb.run, resolved, console)
-
-
-def _endurance(verb: Training) -> dict[str, Any]:
-    """What is said about a run's course."""
-    return {name: getattr(verb, name) for name in ("first_stages", "checkpoint_minutes", "max_minutes", "tensorboard")}
-
-
-def _sweep(verb: Sweep, console: "Console") -> None:
-    from ccfa.experiments.plan import Plan
-    from ccfa.reporting.showing import sweep_shown
-
-    plan = Plan(
-        methods=verb.methods,
-        base=_experiment(verb, method=""),
-        ccfa={"off": (False,), "on": (True,), "both": (False, True)}[verb.ccfa],
-        orders=verb.orders,
-        seeds=verb.seeds,
-        axes=given_axes(verb.axis),
-    )
-    course = {**_endurance(verb), "at_once": verb.at_once, "results": verb.results}
-    sweep_shown(plan.experiments(), verb.out, verb.data_dir, *_speed(verb), console, **course)
-
-
-def _table(verb: Table, console: "Console") -> None:
-    from ccfa.reporting.paper_tables import Wanted, fill_shown, print_plan, show_tables, submit_jobs, write_pages
-
-    if verb.fill + verb.plan + verb.slurm + verb.write > 1:
-        raise UsageError("Choose one of --fill, --plan, --slurm and --write.")
-    if (verb.partition or verb.sbatch) and not verb.slurm:
-        raise UsageError("--partition and --sbatch belong to --slurm.")
-    if verb.minutes is not None and not (verb.fill or verb.slurm):
-        raise UsageError("--minutes belongs to --fill or --slurm.")
-    wanted = Wanted(**{field.name: getattr(verb, field.name) for field in fields(Wanted)})
-    speed = typed(verb, ("device", "precision", "no_compile", "no_graph", "checkpoint_minutes"))
-    if verb.write:
-        write_pages(wanted, console)
-    elif verb.plan:
-        print_plan(wanted, speed, console)
-    elif verb.slurm:
-        options = given_options(verb.sbatch, "--sbatch", "account=vision")
-        submit_jobs(wanted, speed, console, verb.partition, verb.minutes, verb.at_once, options)
-    else:
-        if verb.fill:
-            fill_shown(wanted, *_speed(verb), console, verb.at_once, verb.checkpoint_minutes, verb.minutes)
-        show_tables(wanted, console)
-
-
-def _speed(verb: Speed) -> "tuple[torch.device, Acceleration]":
-    """The device, and how fast to be on it."""
-    from ccfa.learning.acceleration import Acceleration, pick_device
-
-    device = pick_device(verb.device)
-    return device, Acceleration.for_device(device, verb.precision, not verb.no_compile, not verb.no_graph)
-
-
-def _compare(verb: Compare, console: "Console") -> None:
-    from ccfa.reporting.comparison import common_folder, compare, gather
-    from ccfa.reporting.comparison_page import show_comparison
-
-    entries, notes = gather(verb.runs)
-    show_comparison(compare(entries, notes), verb.out or common_folder(entries), console)
-
-
-def _figure(verb: Figure, console: "Console") -> None:
-    from ccfa.learning.acceleration import pick_device
-    from ccfa.reporting.figures import FigureOptions, write_figure
-
-    options = FigureOptions(verb.data_dir, pick_device(verb.device), verb.images, verb.seed, verb.estimator)
-    with console.status("Looking at the runs; networks of many stages take minutes on a CPU."):
-        files = write_figure(verb.kind, verb.runs, verb.out, options)
-    for line in [*(f"note: {note}" for note in files.notes), files.caption, *files.paths]:
-        console.print(str(line), soft_wrap=True)
-
-
-def _report(verb: Page, console: "Console") -> None:
-    from ccfa.reporting.page import write_report
-
-    if not verb.runs:
-        raise UsageError("Name at least one run directory, e.g. ccfa report runs/*")
-    for path in verb.runs:
-        console.print(f"Report: {write_report(path)}", soft_wrap=True)
-
-
-def _list(verb: List, console: "Console") -> None:
-    from ccfa.reporting.tables import catalogue
-
-    for table in catalogue(verb.what):
-        console.print(table)
-
-
-def _doctor(verb: Doctor, console: "Console") -> None:
-    from ccfa.reporting.doctor import findings
-
-    for line in findings(verb.data_dir):
-        console.print(line, soft_wrap=True)
+    for path in plugins:
+        load_plugin(path)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ import importlib.util
 import inspect
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ccfa.errors import CcfaError, Notice, UsageError
 
@@ -20,83 +20,124 @@ Part = TypeVar("Part")
 class Registry(Mapping[str, Part], Generic[Part]):
     """Parts of one kind by name: those that were added, and those that installed packages offer.
 
-    A package offers a part with an entry point of the group `ccfa.<kind>s`, for example `ccfa.methods`. The package is
+    A package offers a part with an entry point of the registry's group, for example `ccfa.methods`. The package is
     imported when the name is looked up, not before. A name that was added wins over an entry point.
 
-    >>> shapes = Registry("shape")
+    Args:
+        kind: What a part is called in messages.
+        group: The group of entry points.
+        wrap: Makes a part of a name and of the object that an entry point refers to, if it did not register itself.
+
+    >>> shapes = Registry("shape", "ccfa.shapes")
     >>> shapes.add("square", 4)
     4
     >>> "square" in shapes, shapes["square"]
     (True, 4)
     """
 
-    every: ClassVar[list["Registry[object]"]] = []
+    every: ClassVar[list["Registry[Any]"]] = []
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, group: str, wrap: Callable[[str, Any], Part] = lambda name, part: part) -> None:
+        self.kind, self.group, self.wrap = kind, group, wrap
         self._added: dict[str, Part] = {}
-        Registry.every.append(self)  # type: ignore[arg-type]
+        Registry.every.append(self)
 
     def add(self, name: str, part: Part) -> Part:
-        """Add a part and return it. A name that is taken is refused."""
+        """Add a part and return it. A name that is taken is refused, unless the same function is defined again."""
         if not isinstance(name, str) or not name:
             raise UsageError(f"A {self.kind} is registered under a name, got {name!r}.")
-        if name in self._added:
+        if name in self._added and _place(self._added[name]) != _place(part):  # a notebook's cell may be run again
             raise UsageError(f"There is already a {self.kind} named {name!r}. Choose another name.")
         self._added[name] = part
         return part
 
     @functools.cached_property
-    def _offered(self) -> dict[str, EntryPoint]:
-        offered = {point.name: point for point in entry_points(group=f"ccfa.{self.kind}s")}
+    def offered(self) -> dict[str, EntryPoint]:
+        """The entry points of installed packages, by name."""
+        offered = {point.name: point for point in entry_points(group=self.group)}
         for name in offered.keys() & self._added.keys():
             warnings.warn(Notice(f"The {self.kind} {name!r} of an installed package is ignored: taken."), stacklevel=3)
         return offered
 
     def __getitem__(self, name: str) -> Part:
-        if name not in self._added and name in self._offered:
-            point = self._offered[name]
+        if name not in self._added and name in self.offered:
+            point = self.offered[name]
             try:
                 part = point.load()
             except Exception as error:
                 raise UsageError(f"The {self.kind} {name!r} ({point.value}) cannot be imported: {error}") from error
-            self._added.setdefault(name, part)  # its module may have added it with the decorator
+            if name not in self._added:  # its module may have added it with the decorator
+                self._added[name] = self.wrap(name, part)
         return self._added[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from dict.fromkeys([*self._added, *self._offered])
+        yield from dict.fromkeys([*self._added, *self.offered])
 
     def __len__(self) -> int:
-        return len(self._added.keys() | self._offered.keys())
+        return len(self._added.keys() | self.offered.keys())
+
+
+def _function(part: Any) -> Any:
+    """Return the function behind a part: a data set's loader, or what decorators have wrapped."""
+    function = getattr(part, "loader", part)
+    return inspect.unwrap(function) if callable(function) else function
+
+
+def _place(part: Any) -> Any:
+    function = _function(part)
+    return (function.__module__, function.__qualname__) if inspect.isroutine(function) else function
+
+
+_loaded: dict[str, str] = {}
+
+
+def loaded_plugins() -> dict[str, str]:
+    """Return the names of the plug-in files that were loaded, with the digest of each."""
+    return dict(_loaded)
 
 
 def load_plugin(path: Path | str) -> ModuleType:
     """Import a Python file, so that the methods, backbones and data sets it registers can be used by name.
 
-    A file is imported once; to load it again returns the same module.
+    A file is imported once. Loading it again returns the same module. Runs record the file's name and digest.
+
+    Args:
+        path: The Python file. Its code is executed.
+
+    Returns:
+        The module.
+
+    >>> import pathlib, tempfile
+    >>> file = pathlib.Path(tempfile.mkdtemp(), "mine.py")
+    >>> _ = file.write_text("answer = 42  # a real one registers a method, a backbone or a data set")
+    >>> load_plugin(file).answer
+    42
     """
     path = Path(path).resolve()
-    name = f"ccfa_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
+    spec = None
+    if path.is_file():
+        name = f"ccfa_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+        _loaded.setdefault(path.name, hashlib.sha256(path.read_bytes()).hexdigest())
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"There is no Python file {path} to load as a plug-in.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look a class's module up
+    sys.modules[name] = module  # dataclasses look a class's module up
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        told = str(error) if isinstance(error, CcfaError) else f"{type(error).__name__}: {error}"
-        raise UsageError(f"The plug-in {path} failed. {told}") from error
+        reason = str(error) if isinstance(error, CcfaError) else f"{type(error).__name__}: {error}"
+        raise UsageError(f"The plug-in {path} failed. {reason}") from error
     return module
 
 
 def plugins_digest() -> str:
-    """A digest of the files in which registered parts of other people are defined."""
+    """Return a digest of the files in which registered parts of other people are defined."""
     parts = [part for registry in Registry.every for part in registry._added.values()]
-    modules = {inspect.getmodule(inspect.unwrap(part)) for part in parts if callable(part)}
+    modules = {inspect.getmodule(function) for part in parts if callable(function := _function(part))}
     foreign = [module for module in modules if module and not module.__name__.startswith("ccfa.")]
     files = sorted(str(module.__file__) for module in foreign if getattr(module, "__file__", None))
     return hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest() if files else ""

@@ -11,8 +11,8 @@ from PIL import Image
 
 from ccfa.data.folder import FORMATS, decode_image, load_classes, load_folder
 from ccfa.errors import DataError, Notice, ResourceError, UsageError
-from ccfa.experiments import Experiment, Run, resolve, run
-from toy_runs import Silent
+from ccfa.experiments import Experiment, resolve
+from toy_runs import toy_run
 from zoo import SIDE, bad_files, encoded, good_files, gradient, write_class, write_noise
 
 COLOURS = {"ant": (255, 0, 0), "bee": (0, 255, 0), "cat": (0, 0, 255)}
@@ -250,7 +250,7 @@ def test_one_image_per_class_is_enough(method, tmp_path):
     resolved = resolve(Experiment(method, data=data, scenario="2,1", image_size=8, options=options))
     assert len(resolved.notes) == bool(resolved.method.memory.per_class)
     shutil.rmtree(data)  # a run needs its folder only until it is read
-    report = run(resolved, Run(tmp_path / "run"), Silent(), torch.device("cpu"))
+    report = toy_run(tmp_path / "run", resolved)
     assert report.finished
 
 

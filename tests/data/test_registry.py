@@ -19,14 +19,6 @@ from zoo import write_noise
 GREY = Transforms((0.5,), (0.5,))
 
 
-@pytest.fixture(autouse=True)
-def forget():
-    before = dict(DATASETS)
-    yield
-    DATASETS.clear()
-    DATASETS.update(before)
-
-
 def grey_noise(seed, num=40):
     """Grey noise.
 
@@ -62,18 +54,18 @@ def test_a_registered_data_set_is_run(call):
 
 def test_a_plug_in_is_loaded_when_needed(monkeypatch, tmp_path):
     (tmp_path / "noisy_plug_in.py").write_text(
-        "import ccfa\n@ccfa.register_data('noisy')\ndef noisy():\n    return ccfa.load('digits')\n"
+        "import ccfa\ndef plain():\n    return ccfa.load('digits')\nnoisy = ccfa.register_data('noisy')(plain)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    found = {"noisy": "noisy_plug_in:noisy", "broken": "no_such_module", "idle": "json"}
-    entries = [EntryPoint(name, module, "ccfa.data") for name, module in found.items()]
-    monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == "ccfa.data" else [])
+    found = {"noisy": "noisy_plug_in:noisy", "plain": "noisy_plug_in:plain", "broken": "no_such_module"}
+    offered = {name: EntryPoint(name, module, "ccfa.data") for name, module in found.items()}
+    monkeypatch.setitem(vars(DATASETS), "offered", offered)
     assert set(describe_data_sets()) == {*found, *DATASETS, "PATH"}
     assert "noisy_plug_in" not in sys.modules
-    assert resolve(Experiment("finetune", data="noisy")).train.num_classes == 10
-    for name in ("broken", "idle"):
-        with pytest.raises(UsageError, match=found[name]):
-            load(name)
+    for name in ("noisy", "plain"):
+        assert resolve(Experiment("finetune", data=name)).train.num_classes == 10
+    with pytest.raises(UsageError, match="no_such_module"):
+        load("broken")
 
 
 def test_the_loader_gets_what_it_names():

@@ -9,7 +9,7 @@ import torch
 import ccfa
 from ccfa.data import ImageSet
 from ccfa.errors import ModelError, Notice, ResourceError, Stopped
-from ccfa.experiments import Experiment, Run, resolve, run
+from ccfa.experiments import Experiment, resolve
 from ccfa.experiments.first_stage import LAYERS, FirstStages, _code_digest, first_stage_key
 from ccfa.experiments.stopping import Stop
 from ccfa.learning import Learner
@@ -50,8 +50,7 @@ def with_options(**options):
 
 def run_into(path, experiment, first_stages=None):
     resolved, audience = resolve(experiment), Audience()
-    directory = Run(path)
-    report = run(resolved, directory, audience, CPU, first_stages=first_stages)
+    report = toy_run(path, resolved, audience, first_stages=first_stages)
     return report, audience.trained
 
 
@@ -304,8 +303,10 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_is_trained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_first_stage_that_cannot_be_stored_costs_a_notice_and_not_the_run(tmp_path):
-    store = FirstStages(tmp_path / "store")
-    (tmp_path / "store").write_text("in the way")
-    with pytest.warns(Notice, match=r"Could not create .*store: .*not kept for other runs"):
-        assert toy_run(tmp_path / "run", first_stages=store).finished
+def test_a_first_stage_that_cannot_be_stored_costs_a_notice_and_not_the_run(tmp_path, monkeypatch):
+    def full(folder):
+        raise ResourceError("The disk is full.")
+
+    monkeypatch.setattr("ccfa.experiments.first_stage.make_folder", full)
+    with pytest.warns(Notice, match="disk is full"):
+        assert toy_run(tmp_path / "run", first_stages=tmp_path / "store").finished

@@ -10,9 +10,10 @@ from ccfa.errors import DivergedError, ModelError, Notice, ResourceError, Stoppe
 from ccfa.experiments import Run
 from ccfa.experiments.first_stage import FirstStages
 from ccfa.experiments.options import plain
-from ccfa.experiments.running import speed_again
+from ccfa.experiments.running import acceleration_of, running_again
 from ccfa.experiments.stopping import Stop
 from ccfa.learning.acceleration import Acceleration
+from ccfa.settings import Running
 from digests import run_digest
 from toy_runs import CPU, Silent, begun, toy_resolved, toy_run
 
@@ -171,16 +172,20 @@ def test_the_same_surroundings_are_not_worth_a_word(tmp_path):
         toy_run(tmp_path / "run")
 
 
+def again(directory, **how):
+    return acceleration_of(running_again(directory, Running(**how)))
+
+
 def test_a_run_goes_on_with_the_device_and_precision_it_began_with(tmp_path):
     resolved = toy_resolved()
     directory = begun(
         tmp_path / "run", resolved.config, {"torch_device": "cpu", "acceleration": {"precision": "float32"}}
     )
-    assert speed_again(directory, "auto", None, True, True)[0] == CPU
+    assert again(directory, device="auto")[0] == CPU
     directory.write_json("environment.json", {"torch_device": "cuda:7", "acceleration": {"precision": "bf16"}})
     with pytest.raises(ResourceError, match="cuda:7 was asked for"):
-        speed_again(directory, "auto", None, True, True)
-    assert speed_again(directory, "cpu", None, True, True)[1].precision == "float32"
+        again(directory, device="auto")
+    assert again(directory, device="cpu")[1].precision == "float32"
 
 
 @pytest.mark.parametrize("off", [{}, {"compile": False}, {"graph": False}, {"compile": False, "graph": False}], ids=str)
@@ -189,10 +194,10 @@ def test_what_was_switched_off_stays_off(tmp_path, monkeypatch, off):
     first = Acceleration("bf16", **{"compile": True, "graph": True, **off})
     surroundings = {"torch_device": "cuda", "acceleration": plain(first)}
     directory = begun(tmp_path / "run", toy_resolved().config, surroundings)
-    assert speed_again(directory, "auto", None, True, True)[1] == first
-    assert speed_again(directory, "auto", None, False, False)[1] == Acceleration("bf16", False, False)
+    assert again(directory, device="auto")[1] == first
+    assert again(directory, device="auto", compile=False, graph=False)[1] == Acceleration("bf16", False, False)
     directory.write_json("environment.json", {"torch_device": "cpu", "acceleration": plain(Acceleration())})
-    assert speed_again(directory, "cuda", None, True, True)[1] == Acceleration("bf16", True, True)
+    assert again(directory, device="cuda")[1] == Acceleration("bf16", True, True)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from ccfa.experiments import Experiment, Run, resolve, run
 from ccfa.experiments.running import finished as reusable
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
+from ccfa.settings import Running
 from toy_runs import begun, toy_resolved, toy_run
 
-CPU = torch.device("cpu")
+ON_CPU = Running(device="cpu")
 EXPERIMENT = Experiment(
     "podnet", ccfa=True, scenario="4,3,3", order="seed-7", options={"epochs": "2", "balanced_epochs": "1"}
 )
@@ -58,7 +59,7 @@ def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "first"
     audience = Audience()
     resolved, directory = started(path)
-    report = run(resolved, directory, audience, CPU)
+    report = run(resolved, directory, ON_CPU, audience)
     return path, report, audience
 
 
@@ -184,7 +185,7 @@ def test_nothing_is_a_pickle(finished):
 def test_the_stored_configuration_repeats_the_run(finished, tmp_path):
     path, report, _ = finished
     stored = json.loads((path / "config.json").read_text())
-    again = run(*started(tmp_path / "again", Experiment(**stored["experiment"])), Audience(), CPU)
+    again = run(*started(tmp_path / "again", Experiment(**stored["experiment"])), ON_CPU)
     assert again.config == report.config
     assert again.metrics == report.metrics
     assert again.accuracy_matrix == report.accuracy_matrix
@@ -197,14 +198,14 @@ def test_the_stored_configuration_repeats_the_run(finished, tmp_path):
 def test_each_seed_matters(finished, tmp_path, changes):
     path, _, _ = finished
     experiment = Experiment(**{**vars(EXPERIMENT), "scenario": "4,6", **changes})
-    run(*started(tmp_path / "other", experiment), Audience(), CPU)
+    run(*started(tmp_path / "other", experiment), ON_CPU)
     name = "networks/stage-000.safetensors"
     assert (tmp_path / "other" / name).read_bytes() != (path / name).read_bytes()
 
 
 def test_a_stage_is_judged_by_the_method_s_own_rule(tmp_path):
     experiment = Experiment("icarl", scenario="5,5", options={"epochs": "1"})
-    report = run(*started(tmp_path / "run", experiment), Audience(), CPU)
+    report = run(*started(tmp_path / "run", experiment), ON_CPU)
     rows = table(tmp_path / "run" / "stages.csv")
     assert report.own == "nearest_mean"
     assert [float(row["accuracy"]) for row in rows] == report.overall == report.rules["nearest_mean"].overall
@@ -213,7 +214,7 @@ def test_a_stage_is_judged_by_the_method_s_own_rule(tmp_path):
 
 def test_a_method_without_exemplars_has_no_nearest_mean(tmp_path):
     experiment = Experiment("finetune", scenario="5,5", options={"epochs": "1"})
-    report = run(*started(tmp_path / "run", experiment), Audience(), CPU)
+    report = run(*started(tmp_path / "run", experiment), ON_CPU)
     assert list(report.rules) == ["logits"]
     assert set(Run(tmp_path / "run").read_predictions(1)) == {"labels", "by_logits"}
     assert [row["nearest_mean_accuracy"] for row in table(tmp_path / "run" / "stages.csv")] == ["", ""]
@@ -227,7 +228,7 @@ def test_a_stopped_run_says_so_and_keeps_the_stages_done(tmp_path, stop, state):
     path = tmp_path / "run"
     resolved, directory = started(path)
     with pytest.raises(type(stop)):
-        run(resolved, directory, Audience(stop, at=(1, "main", 1)), CPU)
+        run(resolved, directory, ON_CPU, Audience(stop, at=(1, "main", 1)))
     assert directory.read_json("status.json")["state"] == state
     assert not directory.report().finished
     assert directory.report().num_seen == [4]
@@ -241,7 +242,7 @@ def test_a_diverging_run_fails_and_names_the_place(tmp_path):
     experiment = Experiment("podnet", scenario="5,5", options={"epochs": "1", "balanced_lr": "1e30"})
     resolved, directory = started(path, experiment)
     with pytest.raises(DivergedError, match="stage 2, phase balanced, epoch"):
-        run(resolved, directory, Audience(), CPU)
+        run(resolved, directory, ON_CPU)
     status = directory.read_json("status.json")
     assert status["state"] == "failed"
     assert "phase balanced" in status["error"]
@@ -262,17 +263,18 @@ def test_weights_broken_by_the_very_last_step_are_not_kept(tmp_path, monkeypatch
     monkeypatch.setattr(Learner, "optimise", optimise_and_break)
     resolved, directory = started(tmp_path / "run", Experiment("finetune", scenario="5,5", options={"epochs": "0"}))
     with pytest.raises(DivergedError, match="After stage 2 the weights backbone"):
-        run(resolved, directory, Audience(), CPU)
+        run(resolved, directory, ON_CPU)
     assert directory.read_json("status.json")["state"] == "failed"
     assert [file.name for file in (directory.path / "networks").iterdir()] == ["stage-000.safetensors"]
 
 
-def test_only_a_finished_run_in_the_same_precision_is_reused(tmp_path):
+def test_only_a_finished_run_in_the_same_precision_is_reused(tmp_path, monkeypatch):
     resolved, directory = toy_resolved(), Run(tmp_path / "run")
-    assert reusable(directory, resolved, Acceleration()) is None
+    assert reusable(directory, resolved, ON_CPU) is None
     report = toy_run(tmp_path / "run", resolved)
-    assert reusable(directory, resolved, Acceleration()) == report
-    with pytest.raises(UsageError, match=r"float32.*bf16"):
-        reusable(directory, resolved, Acceleration("bf16"))
+    assert reusable(directory, resolved, ON_CPU) == report
     with pytest.raises(UsageError, match=r"experiment\.seed"):
-        reusable(directory, toy_resolved(seed=1), Acceleration())
+        reusable(directory, toy_resolved(seed=1), ON_CPU)
+    monkeypatch.setattr("ccfa.experiments.running.acceleration_of", lambda running: (None, Acceleration("bf16")))
+    with pytest.raises(UsageError, match=r"float32.*bf16"):
+        reusable(directory, resolved, ON_CPU)

@@ -1,25 +1,104 @@
+"""Sweeps: the experiments of a grid, runs at once, and what is left when some fail or all are stopped."""
+
 import json
 import threading
+import time
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
-from ccfa.data import load
+from ccfa.data import load, split
 from ccfa.errors import DivergedError, LockedError, Stopped, UsageError
-from ccfa.experiments.experiment import Experiment
-from ccfa.experiments.first_stage import FirstStages
-from ccfa.experiments.plan import Plan
 from ccfa.experiments.run_directory import locked
 from ccfa.experiments.stopping import Stop
-from ccfa.experiments.sweep import sweep
+from ccfa.experiments.sweep import experiments_of, run_all, sweep
 from ccfa.learning import Learner
-from ccfa.learning.acceleration import Acceleration
+from ccfa.learning.streams import Lane, own_stream
+from ccfa.methods import METHODS
+from ccfa.settings import Experiment, Grid, Running
+from toy_runs import Silent, toy_resolved
+from toys import toy_images
 
-CPU = torch.device("cpu")
-BASE = Experiment("", scenario="6,2,2", options={"epochs": "1"})
-SMALL = Plan(("finetune", "replay"), BASE, ccfa=(False,), seeds=(0, 1))
-NAMES = [experiment.name for experiment in SMALL.experiments()]
+SMALL = Grid(("finetune", "replay"), ccfa="off", seeds=(0, 1), scenario="6,2,2", options={"epochs": "1"})
+NAMES = [experiment.name for experiment in experiments_of(SMALL)]
+
+
+def test_every_combination_is_one_experiment():
+    shared = {"data": "cifar100", "memory": 5, "validation": 0.1, "image_size": 32, "skip_bad": True, "batch_seed": 7}
+    grid = Grid(("podnet", "ucir"), orders=("podnet-0", "podnet-1"), seeds=(3, 4), **shared)
+    expected = [
+        Experiment(method, ccfa, order, seed, **shared)
+        for method, ccfa, order, seed in product(("podnet", "ucir"), (False, True), ("podnet-0", "podnet-1"), (3, 4))
+    ]
+    assert experiments_of(grid) == expected
+    assert len({experiment.name for experiment in expected}) == 16
+    assert [one.order for one in experiments_of(Grid(("podnet",)))] == [None] * 6
+    assert len(experiments_of(Grid(("finetune",), "off", seeds=(3, 3, 1), orders=("natural", "natural")))) == 2
+
+
+def test_all_means_every_method():
+    found = [(experiment.method, experiment.ccfa) for experiment in experiments_of(Grid(("all",), seeds=(0,)))]
+    assert found == [(name, ccfa) for name in METHODS for ccfa in (False, True)]
+
+
+def test_an_option_goes_to_what_has_it():
+    options = {"epochs": "1", "lambda_flat": "2", "ccfa.count": "3", "mix.num_places": "2"}
+    grid = Grid(("finetune", "podnet"), seeds=(0,), options=options, axes={"mix": ("none", "manifold-mixup")})
+    for experiment in experiments_of(grid):
+        has = {
+            "epochs": True,
+            "lambda_flat": experiment.method == "podnet",
+            "ccfa.count": experiment.ccfa,
+            "mix.num_places": experiment.mix is not None,
+        }
+        assert experiment.options == {name: text for name, text in options.items() if has[name]}
+    assert len(experiments_of(grid)) == 8
+
+
+def test_axes_are_combined():
+    axes = {"memory": ("1", "5"), "ccfa.count": ("1", "3"), "scenario": ("B5-inc1", "5,5"), "mix": ("none", "cutmix")}
+    found = experiments_of(Grid(("podnet",), "on", seeds=(0,), axes=axes))
+    assert [(one.memory, one.options["ccfa.count"], one.scenario, one.mix) for one in found] == list(
+        product((1, 5), ("1", "3"), ("B5-inc1", "5,5"), (None, "cutmix"))
+    )
+    assert len({one.name for one in found}) == 16
+
+
+def test_what_lacks_an_axis_is_run_once():
+    grid = Grid(("finetune", "podnet"), seeds=(0,), axes={"ccfa.count": ("1", "3"), "lambda_flat": ("2",)})
+    assert [(one.method, one.options) for one in experiments_of(grid)] == [
+        ("finetune", {}),
+        ("finetune", {"ccfa.count": "1"}),
+        ("finetune", {"ccfa.count": "3"}),
+        ("podnet", {"lambda_flat": "2"}),
+        ("podnet", {"ccfa.count": "1", "lambda_flat": "2"}),
+        ("podnet", {"ccfa.count": "3", "lambda_flat": "2"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        (Grid(()), "at least one method"),
+        (Grid(("podnet",), seeds=()), "one seed"),
+        (Grid(("podnet", "all")), "method 'all'"),
+        (Grid(("podnet",), options={"epoch": "1"}), "(?s)option of these methods 'epoch'.*epochs"),
+        (Grid(("finetune",), options={"lambda_flat": "1"}), "lambda_flat"),
+        (Grid(("replay",), axes={"ccfa.cuont": ("1",)}), "axis 'ccfa.cuont'. Did you mean 'ccfa.count'"),
+        (Grid(("replay",), "off", axes={"ccfa.count": ("1",)}), "needs CCFA"),
+        (Grid(("replay",), axes={"mix.alpha": ("1",)}), "axis 'mix.alpha'"),
+        (Grid(("replay",), axes={"seed": ("1",)}), "axis 'seed'"),
+        (Grid(("replay",), axes={"memory": ("1", "few")}), "'few'"),
+        (Grid(("replay",), axes={"mix": ("cutmx",)}), "cutmix"),
+        (Grid(("replay",), memory=2, axes={"memory": ("1",)}), "memory is given twice"),
+        (Grid(("replay",), options={"lr": "1"}, axes={"lr": ("1",)}), "lr is given twice"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused(grid, message):
+    with pytest.raises(UsageError, match=message):
+        experiments_of(grid)
 
 
 class Audience:
@@ -41,29 +120,18 @@ class Audience:
         pass
 
 
-def swept(plan, out, at_once=1, errors=None, **options):
+def swept(grid, out, at_once=1, errors=None, **options):
     """What came of it, and who watched each run that was made."""
     watching = {}
 
     def audience(resolved, directory):
         name = resolved.experiment.name
-        assert len(resolved.stages) == 3
         assert directory.path == out / name
         watching[name] = Audience((errors or {}).get(name))
         return watching[name]
 
-    found = sweep(
-        plan.experiments(),
-        out,
-        None,
-        CPU,
-        Acceleration(),
-        at_once,
-        FirstStages(out / ".first-stages"),
-        audience,
-        **options,
-    )
-    return found, watching
+    running = Running(device="cpu", at_once=at_once, first_stages=out / ".first-stages", checkpoint_minutes=1000)
+    return sweep(experiments_of(grid), out, running, audience, **options), watching
 
 
 def numbers(report):
@@ -82,16 +150,15 @@ def finished(tmp_path_factory):
 
 @pytest.mark.parametrize("option", ["ccfa.count", "epochs"])
 def test_a_wrong_value_is_refused_before_anything_runs(tmp_path, option):
-    plan = Plan(("replay",), ccfa=(True,), seeds=(0,), axes={option: ("1", "many")})
-    with pytest.raises(UsageError, match="expected a whole number, got 'many'"):
-        swept(plan, tmp_path)
+    with pytest.raises(UsageError, match="a whole number, got 'many'"):
+        swept(Grid(("replay",), "on", seeds=(0,), axes={option: ("1", "many")}), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_reports_are_found_by_the_name_of_their_run(finished):
     out, found, watching = finished
     assert (list(found.reports), found.refused, found.errors) == (NAMES, {}, {})
-    for experiment, report in zip(SMALL.experiments(), found.reports.values(), strict=True):
+    for experiment, report in zip(experiments_of(SMALL), found.reports.values(), strict=True):
         stored = report.config["experiment"]
         assert (stored["method"], stored["seed"], report.finished) == (experiment.method, experiment.seed, True)
         assert report.num_seen == [6, 8, 10]
@@ -113,8 +180,8 @@ def test_the_data_are_loaded_once(tmp_path, monkeypatch):
     made = Learner.__init__
     monkeypatch.setattr("ccfa.data.load", counted)
     monkeypatch.setattr(Learner, "__init__", recorded)
-    plan = replace(SMALL, base=replace(BASE, validation=0.2), orders=("natural", "seed-1"), seeds=(0,))
-    assert len(swept(plan, tmp_path)[0].reports) == len(trained) == 4
+    grid = replace(SMALL, validation=0.2, orders=("natural", "seed-1"), seeds=(0,))
+    assert len(swept(grid, tmp_path)[0].reports) == len(trained) == 4
     assert loaded == ["digits"]
     assert len({images.data_ptr() for images in trained}) == 1
 
@@ -144,7 +211,7 @@ def test_runs_at_once_are_the_runs_one_by_one(finished, tmp_path):
 
 
 def test_where_ccfa_has_no_meaning_the_reason_is_told(tmp_path):
-    found, watching = swept(Plan(("joint",), BASE, seeds=(0,)), tmp_path)
+    found, watching = swept(replace(SMALL, methods=("joint",), ccfa="both", seeds=(0,)), tmp_path)
     assert watching.keys() == found.reports.keys()
     assert len(found.reports) == 1
     assert list(found.refused) == ["joint"]
@@ -187,7 +254,7 @@ class StopAfter(Stop):
 def test_a_stopped_sweep_is_continued_by_repeating_it(tmp_path, finished, at_once):
     for number in (10, 40):
         with pytest.raises(Stopped, match="Repeat the command") as stopped:
-            swept(SMALL, tmp_path, at_once, stop=StopAfter(number), checkpoint_minutes=1000)
+            swept(SMALL, tmp_path, at_once, stop=StopAfter(number))
         assert stopped.value.code == 130
     saved = list(tmp_path.glob("*/checkpoints/0*"))
     assert saved
@@ -206,7 +273,7 @@ def test_an_unexpected_error_of_one_run_does_not_lose_the_others(tmp_path, at_on
     assert str(error) == f"ZeroDivisionError: a mistake of mine. The traceback is in {traceback}."
     assert error.exit_code == 1
     assert "in on_epoch" in traceback.read_text()
-    assert [outcome.error for outcome in ended if outcome.job.directory.path.name == failing] == [error]
+    assert [outcome.error for outcome in ended if outcome.directory.path.name == failing] == [error]
 
 
 def test_a_second_sweep_in_a_folder_is_refused_at_once(tmp_path, monkeypatch):
@@ -235,3 +302,58 @@ def test_runs_that_were_stopped_are_told_of_too(tmp_path):
     with pytest.raises(Stopped):
         swept(SMALL, tmp_path, stop=StopAfter(10), on_end=ended.append)
     assert [type(outcome.error) for outcome in ended] == [Stopped]
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+CUDA = torch.device("cuda")
+
+
+def on_a_gpu(folder, at_once, precision):
+    """Run eight experiments of eleven stages; the sizes of their test sets, and so of their last batches, differ."""
+    resolved = [
+        toy_resolved("podnet", seed=number)._replace(
+            train=toy_images(12, 40 + number),
+            test=toy_images(12, 43 + number, seed=1),
+            stages=split(12, 2, 1),
+            order=tuple(range(12)),
+        )
+        for number in range(8)
+    ]
+    running = Running(device="cuda", precision=precision, compile=False, at_once=at_once)
+    return run_all(resolved, folder, running, lambda resolved, directory: Silent())
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@needs_gpu
+def test_eight_runs_capture_and_evaluate_against_each_other(tmp_path):
+    began, outcomes = time.monotonic(), []
+    while time.monotonic() - began < 60:
+        outcomes += on_a_gpu(tmp_path / str(len(outcomes)), 8, "bf16")
+    assert [str(outcome.error) for outcome in outcomes if outcome.error] == []
+    assert all(outcome.report.finished for outcome in outcomes)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_packed_runs_learn_what_they_learn_alone(tmp_path):
+    packed, alone = (on_a_gpu(tmp_path / str(at_once), at_once, "float32") for at_once in (8, 1))
+    for one, other in zip(packed, alone, strict=True):
+        assert one.report.overall == pytest.approx(other.report.overall, abs=0.05)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_no_two_lanes_share_a_stream():
+    lanes = [Lane(CUDA) for _ in range(40)]
+    handles = [stream.cuda_stream for lane in lanes for stream in (lane.main, lane.branch("a"), lane.branch("b"))]
+    assert len(set(handles)) == len(handles)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_lane_is_lent_to_the_next_run():
+    with own_stream(CUDA):
+        first = torch.cuda.current_stream().cuda_stream
+    with own_stream(CUDA):
+        assert torch.cuda.current_stream().cuda_stream == first

@@ -8,7 +8,6 @@ import pytest
 from ccfa.experiments import cells as conversions
 from ccfa.experiments import tables
 from ccfa.experiments.building import experiment_method
-from ccfa.experiments.experiment import Experiment
 from ccfa.experiments.options import schema
 from ccfa.experiments.tables import (
     PAPERS,
@@ -22,6 +21,7 @@ from ccfa.experiments.tables import (
     setting_of,
 )
 from ccfa.methods import METHODS
+from ccfa.settings import Experiment
 
 PAPER = Path(__file__).parents[2].parent / "shared" / "paper.tex"
 PRINTED = {  # numbers in each table, and those among them that no earlier table has

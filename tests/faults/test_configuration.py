@@ -8,11 +8,10 @@ import torch
 
 from ccfa.data import split
 from ccfa.errors import UsageError
-from ccfa.experiments import Experiment, Run, resolve, run
-from ccfa.experiments.plan import Plan
+from ccfa.experiments import Experiment, resolve
 from ccfa.learning import Learner
 from ccfa.methods import METHODS, Budget, with_memory
-from toy_runs import Silent
+from toy_runs import toy_run
 from toys import STAGES, Shortened, has_memory_size, tiny, toy_images
 
 CPU = torch.device("cpu")
@@ -93,11 +92,6 @@ def test_a_rate_of_zero_changes_no_parameter():
     assert all(map(torch.equal, before, learner.network.parameters()))
 
 
-def test_repeated_seeds_and_orders_are_run_once():
-    plan = Plan(("finetune",), ccfa=(False,), seeds=(3, 3, 1), orders=("natural", "natural"))
-    assert [experiment.seed for experiment in plan.experiments()] == [3, 1]
-
-
 @pytest.mark.parametrize("seed", ["-1", str(2**63), "1.5", "one", "nan", ""])
 @pytest.mark.parametrize("option", ["--seed", "--batch-seed"])
 def test_impossible_seeds_are_refused(call, tmp_path, option, seed):
@@ -111,7 +105,7 @@ def test_impossible_seeds_are_refused(call, tmp_path, option, seed):
 def test_the_smallest_and_the_largest_seed_work(seed, tmp_path):
     options = {"epochs": "0"}
     resolved = resolve(Experiment("finetune", scenario="10", seed=seed, batch_seed=seed, options=options))
-    assert run(resolved, Run(tmp_path / "run"), Silent(), CPU).finished
+    assert toy_run(tmp_path / "run", resolved).finished
 
 
 @pytest.mark.parametrize(

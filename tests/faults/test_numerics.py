@@ -14,7 +14,7 @@ from safetensors.torch import load
 import ccfa
 from ccfa.data import split
 from ccfa.errors import DivergedError, ResourceError
-from ccfa.experiments import Experiment, Run, run
+from ccfa.experiments import Experiment
 from ccfa.experiments.environment import environment
 from ccfa.experiments.experiment import Resolved
 from ccfa.learning.acceleration import Acceleration
@@ -141,7 +141,7 @@ def test_stages_leave_nothing_behind(place, num_stages):
     watcher = Watcher()
 
     def watched():
-        run(resolved, Run(place / "run"), watcher, CPU)
+        toy_run(place / "run", resolved, watcher)
         return watcher.seen
 
     seen = in_child(watched, timeout=300)

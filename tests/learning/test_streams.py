@@ -1,4 +1,4 @@
-"""Who has which lane; that no two share a stream is tested on a GPU, in tests/experiments/test_schedule.py."""
+"""Who has which lane; that no two share a stream is tested on a GPU, in tests/experiments/test_sweep.py."""
 
 import threading
 

@@ -15,12 +15,12 @@ from ccfa.data import parse_scenario
 from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation import METRICS, Numbers, Report, metrics, report
 from ccfa.experiments.building import experiment_method
-from ccfa.experiments.experiment import Experiment
 from ccfa.experiments.options import describe, schema
 from ccfa.methods import METHODS
 from ccfa.reporting import comparison, paper_tables, values
 from ccfa.reporting.comparison import AVERAGE, Entry, common_folder, compare, gather, scenario_name, without_ccfa
 from ccfa.reporting.values import Value, counted, duration, percent
+from ccfa.settings import Experiment
 from comparisons import ALONE, PLUGGED, entry, podnets, store
 
 

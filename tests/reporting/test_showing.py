@@ -9,15 +9,13 @@ import pytest
 from ccfa.errors import DivergedError, LockedError, ResourceError, UsageError
 from ccfa.experiments import Experiment, Run
 from ccfa.experiments.run_directory import locked
-from ccfa.experiments.schedule import Job, Outcome
-from ccfa.experiments.sweep import Swept
-from ccfa.learning.acceleration import Acceleration
-from ccfa.reporting.showing import comparisons, failure, require_ready, run_shown, show_end, show_finished
+from ccfa.experiments.sweep import Outcome, Swept
+from ccfa.reporting.showing import _run_shown, comparisons, failure, require_ready, show_end, show_finished
 from ccfa.reporting.terminal import Output
+from ccfa.settings import Running
 from comparisons import entry, podnets
-from toy_runs import CPU, Silent, toy_resolved, toy_run
+from toy_runs import toy_resolved, toy_run
 
-COURSE = {"first_stages": None, "checkpoint_minutes": 5.0, "max_minutes": None, "tensorboard": False}
 SWEEP = ("sweep", "finetune", "replay", "--ccfa", "off", "--scenario", "6,2,2", "--seeds", "0", "--set", "epochs=1")
 NAMES = [Experiment(name, scenario="6,2,2", options={"epochs": "1"}).name for name in ("finetune", "replay")]
 
@@ -27,9 +25,8 @@ def console():
     return Output(file=io.StringIO(), width=200)
 
 
-def shown(path, console, **course):
-    resolved = toy_resolved()
-    return run_shown(resolved, Run(path), CPU, Acceleration(), console, **{**COURSE, **course})
+def shown(path, console):
+    return _run_shown(toy_resolved(), Run(path), Running(device="cpu"), console)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +59,8 @@ def test_a_page_that_fails_hides_no_error(tmp_path, console, fail, monkeypatch):
 def test_no_page_where_another_process_works(tmp_path, console):
     resolved = toy_resolved()
     toy_run(tmp_path / "run", resolved)
-    job = Job(resolved, Run(tmp_path / "run"), Silent(), {})
     with locked(tmp_path / "run"):
-        show_end(Outcome(job, Run(tmp_path / "run").report(), None), console)
+        show_end(Outcome(resolved, Run(tmp_path / "run"), Run(tmp_path / "run").report()), console)
         with pytest.raises(LockedError):
             shown(tmp_path / "run", console)
     assert not (tmp_path / "run" / "report.html").exists()
@@ -98,8 +94,8 @@ def test_without_data_the_page_has_no_pictures(tmp_path, console, monkeypatch, d
 @pytest.mark.parametrize("minutes", [float("nan"), float("inf"), -1e-9])
 def test_bad_minutes_are_refused(option, minutes):
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')}"):
-        require_ready(**{**COURSE, option: minutes})
-    require_ready(**{**COURSE, option: 0.0})
+        require_ready(Running(**{option: minutes}))
+    require_ready(Running(**{option: 0.0}))
 
 
 @pytest.mark.parametrize("verb", ["run", "sweep"])

@@ -10,11 +10,11 @@ import torch
 
 from ccfa.data import Stage
 from ccfa.errors import UsageError
-from ccfa.experiments import Experiment, Run, resolve, run
+from ccfa.experiments import Experiment, Run, resolve
 from ccfa.learning import Progress
 from ccfa.reporting import tensorboard
 from ccfa.reporting.tensorboard import TensorBoard, require_tensorboard
-from toy_runs import Silent
+from toy_runs import Silent, toy_run
 
 RESOLVED = resolve(Experiment("podnet", scenario="4,3,3", options={"epochs": "2", "balanced_epochs": "1"}))
 CPU = torch.device("cpu")
@@ -58,7 +58,7 @@ def trained(path, *limits):
         time.sleep(1.1 * bool(limits))  # event files are ordered by the second in their names
         with suppress(HaltError):
             board = TensorBoard(directory.path, Halting(limit))
-            report = run(RESOLVED, directory, board, CPU, checkpoint_minutes=0)
+            report = toy_run(directory.path, RESOLVED, board, checkpoint_minutes=0)
     return report
 
 

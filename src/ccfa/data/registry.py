@@ -5,15 +5,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ccfa.data.folder import FOLDER_METHOD_OPTIONS, FOLDER_OPTIONS, load_folder
 from ccfa.data.images import ImageSet
 from ccfa.errors import UsageError, unknown
-
-ENTRY_POINTS = "ccfa.data"
+from ccfa.plugins import Registry
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,8 @@ class DataSet:
         return self.scenario or f"B{initial}-inc{max(1, -(-(num_classes - initial) // 5))}"
 
 
-DATASETS: dict[str, DataSet] = {}
-"""The registered data sets by name. Image folders are not listed: their name is a path."""
+DATASETS: Registry[DataSet] = Registry("data set", "ccfa.data", lambda name, loader: DataSet(name, loader))
+"""The data sets by name. Image folders are not listed: their name is a path."""
 
 _Loader = TypeVar("_Loader", bound=Callable[..., tuple[ImageSet, ImageSet]])
 
@@ -89,52 +87,31 @@ def register_data(
         raise UsageError(f"The name of a data set must be text without {os.sep!r}, got {name!r}.")
 
     def register(loader: _Loader) -> _Loader:
-        known = DATASETS.get(name)
-        if known and _where(known.loader) != _where(loader):  # the cell of a notebook may be run again
-            raise UsageError(f"The data set {name!r} is registered already, by {_where(known.loader)}.")
         description = (inspect.getdoc(loader) or "").partition("\n")[0]
-        DATASETS[name] = DataSet(
-            name, loader, description, scenario, order, dict(options or {}), dict(method_options or {}), find
-        )
+        own = (scenario, order, dict(options or {}), dict(method_options or {}), find)
+        DATASETS.add(name, DataSet(name, loader, description, *own))
         return loader
 
     return register
 
 
 def data_set(name: str | Path) -> DataSet:
-    """The data set of that name, from a plug-in if need be, or the image folder at that path.
+    """Return the data set of that name, or the image folder at that path.
 
-    A path is an existing one, a text with a separator, or a `Path`.
+    A path is a `Path`, a text with a separator, or the name of something that exists.
     """
     if name in DATASETS:
         return DATASETS[str(name)]
-    plug_ins = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-    if name in plug_ins:
-        return _from_plug_in(plug_ins[str(name)])
     path = Path(os.path.expanduser(name))
     if isinstance(name, Path) or os.sep in name or os.path.exists(path):
         return DataSet(
             str(name), partial(load_folder, path), options=FOLDER_OPTIONS, method_options=FOLDER_METHOD_OPTIONS
         )
-    raise unknown("data", name, [*DATASETS, *plug_ins, "the path of a folder such as ./photos"])
+    raise unknown("data", name, [*DATASETS, "the path of a folder such as ./photos"])
 
 
 def describe_data_sets() -> dict[str, str]:
-    """Every data set by name with its description; plug-ins that are not loaded yet stay so."""
-    plug_ins = {entry.name: f"from the plug-in {entry.value}" for entry in entry_points(group=ENTRY_POINTS)}
-    registered = {name: found.description for name, found in DATASETS.items()}
-    return plug_ins | registered | {"PATH": "an image folder: train/<class>/ and test/<class>/, or <class>/"}
-
-
-def _from_plug_in(entry: Any) -> DataSet:
-    try:
-        entry.load()
-    except Exception as error:
-        raise UsageError(f"The plug-in {entry.value} for the data {entry.name!r} cannot be loaded: {error}") from error
-    if entry.name not in DATASETS:
-        raise UsageError(f"The plug-in {entry.value} does not register a data set {entry.name!r}.")
-    return DATASETS[entry.name]
-
-
-def _where(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
+    """Return every data set by name with its description; packages that are not imported yet stay so."""
+    offered = {name: f"from the package {point.value}" for name, point in DATASETS.offered.items()}
+    registered = {name: found.description for name, found in DATASETS._added.items()}
+    return offered | registered | {"PATH": "an image folder: train/<class>/ and test/<class>/, or <class>/"}

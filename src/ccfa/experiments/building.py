@@ -1,7 +1,7 @@
 """From an experiment to its method: preset, options, memory, and what is plugged in."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.errors import UsageError, choose, unknown
@@ -9,12 +9,10 @@ from ccfa.experiments.options import decode_options
 from ccfa.experiments.presets import ccfa_preset, preset
 from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_image_augmentation, with_memory
 from ccfa.methods.method import no_auxiliary_classes
-
-if TYPE_CHECKING:
-    from ccfa.experiments.experiment import Experiment
+from ccfa.settings import Experiment
 
 
-def experiment_method(experiment: "Experiment") -> Method:
+def experiment_method(experiment: Experiment) -> Method:
     """The method of an experiment: preset, options, memory, augmentation."""
     own = {name: text for name, text in experiment.options.items() if not name.startswith(("ccfa.", "mix."))}
     method = build_method(
@@ -43,7 +41,7 @@ def experiment_method(experiment: "Experiment") -> Method:
     return method
 
 
-def _ccfa(experiment: "Experiment") -> list[CCFA]:
+def _ccfa(experiment: Experiment) -> list[CCFA]:
     """CCFA as asked for; options with the prefix ccfa.balanced. are those of the balanced phase alone."""
     given = {name.removeprefix("ccfa."): text for name, text in _prefixed(experiment, "ccfa").items()}
     balanced = {name.removeprefix("balanced."): text for name, text in given.items() if name.startswith("balanced.")}
@@ -60,11 +58,11 @@ def _ccfa(experiment: "Experiment") -> list[CCFA]:
     return [replace(plug_in, phases=others), there]
 
 
-def _prefixed(experiment: "Experiment", plug_in: str) -> dict[str, str]:
+def _prefixed(experiment: Experiment, plug_in: str) -> dict[str, str]:
     return {name: text for name, text in experiment.options.items() if name.startswith(plug_in + ".")}
 
 
-def _plug_in_options(experiment: "Experiment", plug_in: str, kind: Any) -> dict[str, Any]:
+def _plug_in_options(experiment: Experiment, plug_in: str, kind: Any) -> dict[str, Any]:
     """The typed options of a plug-in, given with its prefix."""
     texts = {name.removeprefix(plug_in + "."): text for name, text in _prefixed(experiment, plug_in).items()}
     return decode_options(texts, kind, plug_in)

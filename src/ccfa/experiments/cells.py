@@ -7,9 +7,10 @@ from typing import Any, Literal
 from ccfa.data import parse_scenario
 from ccfa.errors import ModelError, UsageError
 from ccfa.experiments.building import build_method, experiment_method
-from ccfa.experiments.experiment import Experiment, experiment_of
+from ccfa.experiments.experiment import experiment_of
 from ccfa.experiments.options import describe
 from ccfa.experiments.presets import default_scenario
+from ccfa.settings import Experiment, Mix
 
 Source = Literal["rerun", "copied"]
 NUM_CLASSES = {"cifar100": 100, "imagenet100": 100, "imagenet1000": 1000}
@@ -24,7 +25,7 @@ class Setting:
     method: str  # a name in METHODS, or of a method that the paper only cites
     ccfa: bool = False
     memory: int | None = 20  # exemplars per class; None for methods that keep none
-    mix: str | None = None
+    mix: Mix | None = None
     options: tuple[tuple[str, str], ...] = ()  # sorted; only what differs from the defaults
 
 

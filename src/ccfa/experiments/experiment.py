@@ -1,11 +1,8 @@
-"""An experiment: everything that decides a run's numbers, as one record, and what it resolves to."""
+"""From an experiment to what a run needs: its data, its method, its stages."""
 
-import dataclasses
-import hashlib
-import re
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, get_origin
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import ccfa
 from ccfa import data as datasets
@@ -14,93 +11,40 @@ from ccfa.data.orders import recognise_imagenet
 from ccfa.errors import DataError, ModelError, UsageError, unknown
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.options import describe, plain
-from ccfa.experiments.presets import default_scenario
 from ccfa.methods import Method
 from ccfa.methods.method import EVERYTHING
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """What to run. Options are given as text, as on the command line, and decoded against the factory's signature."""
-
-    method: str
-    ccfa: bool = False
-    mix: str | None = None
-    data: str = "digits"
-    scenario: str | None = None
-    order: str | None = None
-    memory: int | None = None
-    memory_total: int | None = None
-    validation: float = 0.0
-    image_size: int = 64
-    skip_bad: bool = False
-    seed: int = 0
-    batch_seed: int | None = None
-    options: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """A directory name that tells runs apart: whatever differs from the defaults, a digest of it where long."""
-        parts = [Path(self.data).name, self.scenario, self.order, self.method, self.mix, "ccfa" if self.ccfa else None]
-        named = {
-            "m": self.memory,
-            "total": self.memory_total,
-            "val": self.validation or None,
-            "size": self.image_size if self.image_size != 64 else None,
-            "skip-bad": "" if self.skip_bad else None,
-            "seed": self.seed,
-            "batches": self.batch_seed,
-        }
-        parts += [f"{name}{value}" for name, value in named.items() if value is not None]
-        parts += [f"{name}={text}" for name, text in sorted(self.options.items())]
-        text = re.sub(r"[^\w.=+-]+", "_", "-".join(part for part in parts if part))
-        whole = text.encode()
-        if len(whole) <= 150:
-            return text
-        return f"{whole[:141].decode(errors='ignore')}-{hashlib.sha256(whole).hexdigest()[:8]}"
-
-    def arguments(self) -> list[str]:
-        """What `ccfa run` is given to run this: the method, the data and the seed, and what differs from the defaults.
-
-        >>> Experiment("podnet", ccfa=True, options={"epochs": "10"}).arguments()
-        ['podnet', '--data', 'digits', '--seed', '0', '--ccfa', '--set', 'epochs=10']
-        """
-        words = [self.method, "--data", self.data, "--seed", str(self.seed)]
-        for part in dataclasses.fields(self):
-            value, option = getattr(self, part.name), "--" + part.name.replace("_", "-")
-            if part.name in ("method", "data", "seed", "options") or value == part.default:
-                continue
-            words += [option] if value is True else [option, str(value)]
-        return [*words, "--set", *(f"{name}={text}" for name, text in self.options.items())] if self.options else words
+from ccfa.plugins import loaded_plugins
+from ccfa.settings import Experiment
 
 
 def experiment_of(config: dict[str, Any]) -> Experiment:
-    """The experiment that a config.json describes: what is run again to repeat it."""
+    """Return the experiment that a config.json describes."""
     stored = config.get("experiment")
     if not isinstance(stored, dict) or "method" not in stored:
         raise ModelError("The configuration holds no experiment; config.json is damaged or not of a run.")
-    known = {field.name: field.type for field in dataclasses.fields(Experiment)}
+    known = get_type_hints(Experiment)
     if surplus := sorted(set(stored) - known.keys()):
         raise ModelError(
             f"The configuration holds {', '.join(surplus)}, which ccfa {ccfa.__version__} does not know: "
             f"it was written by another version."
         )
     for name, value in stored.items():
-        if not _is_a(known[name], value):
-            raise ModelError(
-                f"The configuration holds the {name} {value!r:.60}, which cannot be; config.json is damaged. "
-                f"Bring it back from a copy, or run the experiment again."
-            )
+        if not _fits(value, known[name]):
+            raise ModelError(f"The {name} {value!r:.60} in config.json cannot be right: the file is damaged.")
     return Experiment(**stored)
 
 
-def _is_a(kind: Any, value: Any) -> bool:
-    """Whether a value from JSON fits a field's type."""
+def _fits(value: Any, kind: Any) -> bool:
+    """Tell whether a value from JSON has the type of a field."""
+    if get_origin(kind) in (UnionType, Union):
+        return any(_fits(value, one) for one in get_args(kind))
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
     if get_origin(kind) is dict:
         return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
     if isinstance(value, bool):  # which Python takes for a number
         return kind is bool
-    return isinstance(value, (int | float) if kind is float else kind)
+    return isinstance(value, (int, float) if kind is float else kind)
 
 
 class Resolved(NamedTuple):
@@ -118,8 +62,10 @@ class Resolved(NamedTuple):
     @property
     def config(self) -> dict[str, Any]:
         """What config.json holds: the experiment, which repeats the run, and what it came to."""
+        plugins = loaded_plugins()
         return {
             "experiment": plain(self.experiment),
+            **({"plugins": plugins} if plugins else {}),
             "resolved": {
                 "method": describe(self.method),
                 "stage_sizes": [stage.num_new for stage in self.stages],
@@ -162,11 +108,13 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
         notes.append(f"Accuracies are on {len(test)} images held out from training, not on the test set.")
     if train.num_classes == 1:
         notes.append("There is one class only, so every prediction is right and nothing can be forgotten.")
-    order_name = experiment.order or datasets.data_set(experiment.data).order
+    data_set = datasets.data_set(experiment.data)
     order = datasets.class_order(
-        order_name, train.num_classes, recognise_imagenet(train.class_names) or experiment.data
+        experiment.order or data_set.order,
+        train.num_classes,
+        recognise_imagenet(train.class_names) or experiment.data,
     )
-    scenario = experiment.scenario or default_scenario(experiment.data, train.num_classes)
+    scenario = experiment.scenario or data_set.default_scenario(train.num_classes)
     stages = datasets.parse_scenario(scenario, train.num_classes)
     _require_phases(method, stages)
     counts = train.labels.bincount()

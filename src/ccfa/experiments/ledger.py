@@ -15,13 +15,14 @@ from ccfa.errors import ModelError, Notice, ResourceError
 from ccfa.evaluation import Numbers, Report, mean_and_spread
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.cells import NUM_CLASSES, Cell, Setting, Table, experiment_for, setting_of
-from ccfa.experiments.experiment import Experiment, experiment_of
+from ccfa.experiments.experiment import experiment_of
 from ccfa.experiments.options import describe
 from ccfa.experiments.presets import default_scenario
 from ccfa.experiments.tables import TABLES
 from ccfa.experiments.workload import workload
 from ccfa.files import write_atomically
 from ccfa.methods import METHODS
+from ccfa.settings import Experiment
 
 ORDERS = ("podnet-0", "podnet-1", "podnet-2")  # the three class orders of the paper's averages
 SEED = 1

@@ -33,7 +33,7 @@ import ccfa
 from ccfa.errors import DivergedError, LockedError, ModelError, Notice, ResourceError, UsageError
 from ccfa.evaluation import Report
 from ccfa.experiments.differences import differences, two_columns
-from ccfa.experiments.experiment import Experiment, experiment_of
+from ccfa.experiments.experiment import experiment_of
 from ccfa.files import (
     make_folder,
     read_file,
@@ -45,6 +45,7 @@ from ccfa.files import (
     write_table,
     write_tensors,
 )
+from ccfa.settings import Experiment
 
 FOLDERS = ("predictions", "networks", "exemplars", "checkpoints")
 LOGS = ("metrics.jsonl", "log.txt")

@@ -1,5 +1,6 @@
 """Run an experiment: stage by stage, from where it was stopped, writing what it finds into its directory."""
 
+import functools
 import json
 import math
 import os
@@ -10,13 +11,14 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ccfa.data import Stage
+from ccfa.data import Stage, data_set
 from ccfa.errors import CcfaError, DivergedError, ModelError, Notice, ResourceError, Stopped, UsageError
 from ccfa.evaluation import Report
 from ccfa.experiments.differences import differences, two_columns
@@ -27,10 +29,12 @@ from ccfa.experiments.first_stage import FirstStages, first_stage_key
 from ccfa.experiments.run_directory import CHECKPOINTS_KEPT, ERRORS, Checkpoint, Run
 from ccfa.experiments.stopping import Stop
 from ccfa.learning import Learner, Observer, Progress
-from ccfa.learning.acceleration import Acceleration, Precision, memory_errors_explained, pick_device, suit_threads
+from ccfa.learning.acceleration import Acceleration, memory_errors_explained, pick_device, suit_threads
 from ccfa.learning.state import restore, state_of
+from ccfa.plugins import loaded_plugins
+from ccfa.settings import Running
 
-CHECKPOINT_MINUTES = 5.0
+DEFAULTS = Running()
 PHASE_SECONDS = 10.0  # the end of a phase is stored unless the last checkpoint is younger
 NETWORKS_PER_CHECKPOINT = 4  # the network, the previous one, the first one, and momentum
 DECIDES_BITS = ("ccfa", "commit", "torch", "numpy", "device", "threads", "acceleration")
@@ -42,32 +46,38 @@ class Audience(Observer, Protocol):
     def on_stage(self, stage: Stage, result: dict[str, Any]) -> None: ...
 
 
+class Silent:
+    """Watches and shows nothing."""
+
+    def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None: ...
+
+    def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None: ...
+
+    def on_stage(self, stage: Stage, result: dict[str, Any]) -> None: ...
+
+
 def run(
     resolved: Resolved,
     directory: Run,
-    audience: Audience,
-    device: torch.device,
-    acceleration: Acceleration | None = None,
-    first_stages: FirstStages | None = None,
+    running: Running = DEFAULTS,
+    audience: Audience | None = None,
     stop: Stop | None = None,
-    checkpoint_minutes: float = CHECKPOINT_MINUTES,
-    surroundings: dict[str, Any] | None = None,
     new: bool = False,
 ) -> Report:
     """Run an experiment in a directory, or what is left of it, and return its report.
 
-    A finished run of the same experiment is not run again. With `new`, the directory must not hold a run. What
-    `surroundings` says is written to environment.json as well.
+    A finished run of the same experiment is not run again. With `new`, the directory must not hold a run.
     """
-    acceleration = acceleration or Acceleration.for_device(device)
+    device, acceleration = acceleration_of(running)
     if device.type == "cpu":
         suit_threads(resolved.train.images[0].numel())  # before the threads are written down
-    begun_in = {**environment(device, acceleration), **(surroundings or {})}
-    recorder = Recorder(directory, audience, stop or Stop(), checkpoint_minutes)
+    begun_in = environment(device, acceleration) | {"at_once": running.at_once}
+    recorder = Recorder(directory, audience or Silent(), stop or Stop(), running.checkpoint_minutes)
     with directory.entered(resolved.config, begun_in, new):
         if directory.is_finished():
             directory.set_status("finished")
             return directory.report()
+        first_stages = _shared(running.first_stages) if running.first_stages else None
         try:
             with memory_errors_explained(resolved.method.phases(resolved.stages[0])[0].batch_size):
                 report = _learn_all(resolved, directory, recorder, device, acceleration, first_stages)
@@ -84,7 +94,16 @@ def run(
     return report
 
 
-def finished(directory: Run, resolved: Resolved, acceleration: Acceleration) -> Report | None:
+_shared = functools.cache(FirstStages)  # runs of one process wait for each other
+
+
+def acceleration_of(running: Running) -> tuple[torch.device, Acceleration]:
+    """Return the device, and how fast to be on it."""
+    device = pick_device(running.device)
+    return device, Acceleration.for_device(device, running.precision, running.compile, running.graph)
+
+
+def finished(directory: Run, resolved: Resolved, running: Running) -> Report | None:
     """Return the report of a finished run of this experiment, or None if there is something left to do."""
     if not directory.is_begun():
         return None
@@ -93,16 +112,17 @@ def finished(directory: Run, resolved: Resolved, acceleration: Acceleration) -> 
         return None
     report = directory.report()
     precision = (report.environment.get("acceleration") or {}).get("precision")
-    if precision != acceleration.precision:
-        raise UsageError(
-            f"{directory.path} was run in {precision}, not in {acceleration.precision}. Use another --out."
-        )
+    if precision != (wanted := acceleration_of(running)[1].precision):
+        raise UsageError(f"{directory.path} was run in {precision}, not in {wanted}. Use another --out.")
     return report
 
 
 def resolve_again(directory: Run, data_dir: Path | None = None) -> Resolved:
     """Return the experiment of a run with its data, which must be what the run began with."""
     config = directory.config
+    begun_with = config.get("plugins", {})
+    if missing := sorted(begun_with.keys() - loaded_plugins().keys()):
+        raise UsageError(f"{directory.path} was begun with plug-ins: add --plugin {' --plugin '.join(missing)}.")
     resolved = resolve(directory.experiment, data_dir)
     if found := differences(config, resolved.config):
         raise ModelError(
@@ -112,10 +132,8 @@ def resolve_again(directory: Run, data_dir: Path | None = None) -> Resolved:
     return resolved
 
 
-def speed_again(
-    directory: Run, device: str, precision: Precision | None, compile: bool, graph: bool
-) -> tuple[torch.device, Acceleration]:
-    """Return device and acceleration as asked for or, by default, as the run began.
+def running_again(directory: Run, running: Running) -> Running:
+    """Return how to continue a run: as asked for or, by default, as it began.
 
     Compilation and graphs that were switched off stay off on the same kind of device.
     """
@@ -123,12 +141,18 @@ def speed_again(
         begun = directory.environment
     except ModelError:
         begun = {}  # it is not needed to continue
-    chosen = pick_device(str(begun.get("torch_device", "auto")) if device == "auto" else device)
     before = begun.get("acceleration")
-    if not isinstance(before, dict) or not str(begun.get("torch_device", "")).startswith(chosen.type):
+    device = str(begun.get("torch_device", "auto")) if running.device == "auto" else running.device
+    same_kind = str(begun.get("torch_device", "")).startswith(pick_device(device).type)
+    if not isinstance(before, dict) or not same_kind:
         before = {}
-    compile, graph = compile and before.get("compile", True), graph and before.get("graph", True)
-    return chosen, Acceleration.for_device(chosen, precision or before.get("precision"), compile, graph)
+    return replace(
+        running,
+        device=device,
+        precision=running.precision or before.get("precision"),
+        compile=running.compile and before.get("compile", True),
+        graph=running.graph and before.get("graph", True),
+    )
 
 
 class Recorder:
@@ -276,7 +300,8 @@ class Recorder:
 
     @property
     def _how_to_continue(self) -> str:
-        needs_place = self.directory.experiment.data == "cifar100" and not os.environ.get("CCFA_DATA")
+        may_be_missing = data_set(self.directory.experiment.data).find
+        needs_place = may_be_missing and not os.environ.get("CCFA_DATA")
         data_dir = " --data-dir DIR" if needs_place else ""
         return f"Continue with: ccfa resume {shlex.quote(str(self.directory.path))}{data_dir}"
 

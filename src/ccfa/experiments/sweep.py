@@ -1,30 +1,105 @@
-"""A sweep: experiments, each a run of its own, on images that all of them share."""
+"""A sweep: the experiments of a grid, each a run of its own, on images that all of them share."""
 
 import functools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_type_hints
 
-import torch
-
+from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import load_parts
-from ccfa.errors import CcfaError, Stopped, UsageError
+from ccfa.errors import CcfaError, Stopped, UsageError, choose, unknown
 from ccfa.evaluation import Report
-from ccfa.experiments.building import build_method, experiment_method
-from ccfa.experiments.experiment import Experiment, Resolved, resolve
-from ccfa.experiments.first_stage import FirstStages
-from ccfa.experiments.run_directory import Run, left_alone, locked
-from ccfa.experiments.running import CHECKPOINT_MINUTES, Audience, finished
-from ccfa.experiments.schedule import Job, Outcome, run_all
+from ccfa.experiments.building import build_method, experiment_method, factory
+from ccfa.experiments.experiment import Resolved, resolve
+from ccfa.experiments.options import decode, schema
+from ccfa.experiments.run_directory import ERRORS, Run, left_alone, locked
+from ccfa.experiments.running import Audience, acceleration_of, finished, run
 from ccfa.experiments.stopping import Stop
 from ccfa.files import make_folder
-from ccfa.learning.acceleration import Acceleration
+from ccfa.learning.streams import own_stream
+from ccfa.methods import METHODS
+from ccfa.settings import Experiment, Grid, Running, Setting
+
+AXES = ("memory", "memory_total", "mix", "scenario", "image_size")
+"""The fields of an experiment that can be an axis. Every option can be one, too."""
 
 
-@dataclass(frozen=True)
-class Swept:
-    """What came of a sweep: reports by the run's name, why methods were not run with CCFA, errors by the run's name."""
+def experiments_of(grid: Grid) -> list[Experiment]:
+    """Return every experiment of a grid, once. A method takes those of the options that it has.
+
+    >>> grid = Grid(("podnet",), ccfa="on", memory=2, seeds=(0,), axes={"ccfa.count": ("1", "3")})
+    >>> [(experiment.memory, experiment.options) for experiment in experiments_of(grid)]
+    [(2, {'ccfa.count': '1'}), (2, {'ccfa.count': '3'})]
+    """
+    names = tuple(METHODS) if grid.methods == ("all",) else grid.methods
+    if not names or not grid.seeds:
+        raise UsageError("A sweep needs at least one method (or `all`) and one seed.")
+    shared = {one.name: getattr(grid, one.name) for one in fields(Setting)}
+    with_ccfa = {"off": (False,), "on": (True,), "both": (False, True)}[grid.ccfa]
+    found: dict[str, Experiment] = {}
+    known: set[str] = set()
+    for method, ccfa, (chosen, options) in itertools.product(names, with_ccfa, list(_points(grid))):
+        experiment = Experiment(method, ccfa, **{**shared, **chosen})
+        takes = _options(experiment)
+        known |= takes
+        own = {name: text for name, text in {**grid.options, **options}.items() if name in takes}
+        for order, seed in itertools.product(grid.orders or (None,), grid.seeds):
+            one = replace(experiment, order=order, seed=seed, options=own)
+            found.setdefault(repr(one), one)  # a method may lack the option of an axis
+    _require_known(grid, known)
+    return list(found.values())
+
+
+def _points(grid: Grid) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+    """Yield every choice of one value from each axis: fields of the experiment, and options."""
+    hints = get_type_hints(Experiment)
+    for texts in itertools.product(*grid.axes.values()):
+        chosen = dict(zip(grid.axes, texts, strict=True))
+        try:
+            yield {name: decode(chosen.pop(name), hints[name]) for name in AXES if name in chosen}, chosen
+        except ValueError as error:
+            raise UsageError(f"An axis has a value that does not fit: {error}.") from None
+
+
+def _require_known(grid: Grid, options: set[str]) -> None:
+    for name in grid.options:
+        if name not in options:
+            raise unknown("option of these methods", name, options)
+    defaults = Grid(())
+    for axis in grid.axes:
+        if axis.startswith("ccfa.") and grid.ccfa == "off":
+            raise UsageError(f"The axis {axis} needs CCFA: use --ccfa on or both.")
+        if axis not in options.union(AXES):
+            raise unknown("axis", axis, options.union(AXES))
+        if axis in grid.options or getattr(grid, axis, None) != getattr(defaults, axis, None):
+            raise UsageError(f"{axis} is given twice: as an axis, and as one value for the whole sweep.")
+
+
+def _options(experiment: Experiment) -> set[str]:
+    """Return the names of all options of an experiment's method and of what is plugged into it."""
+    options = set(schema(factory(experiment.method)))
+    if experiment.ccfa:
+        options |= {f"ccfa.{phase}{name}" for phase in ("", "balanced.") for name in schema(CCFA)}
+        options.remove("ccfa.balanced.phases")
+    if experiment.mix:
+        options |= {f"mix.{name}" for name in schema(choose("mixing", experiment.mix, MIXES))}
+    return options
+
+
+class Outcome(NamedTuple):
+    """What became of a run: its report, or the error that ended it."""
+
+    resolved: Resolved
+    directory: Run
+    report: Report | None
+    error: CcfaError | Stopped | None = None
+
+
+class Swept(NamedTuple):
+    """What came of a sweep: reports and errors by the run's name, and why methods were not run with CCFA."""
 
     reports: dict[str, Report]
     refused: dict[str, str]
@@ -34,17 +109,12 @@ class Swept:
 def sweep(
     experiments: Iterable[Experiment],
     out: Path,
-    data_dir: Path | None,
-    device: torch.device,
-    acceleration: Acceleration,
-    at_once: int,
-    first_stages: FirstStages,
+    running: Running,
     audience: Callable[[Resolved, Run], Audience],
     on_end: Callable[[Outcome], None] = lambda outcome: None,
     stop: Stop | None = None,
-    checkpoint_minutes: float = CHECKPOINT_MINUTES,
 ) -> Swept:
-    """Run what is not finished yet, and tell all of it; a second sweep in the same folder is refused.
+    """Run what is not finished yet, and return all of it. A second sweep in the same folder is refused.
 
     Data are loaded once and shared by the runs; files that change while the sweep is at work are not read again.
     """
@@ -62,8 +132,8 @@ def sweep(
                 raise
             refused[experiment.method] = str(error)  # CCFA has no meaning for this method
             continue
-        resolved = resolve(experiment, data_dir, load)
-        report = finished(Run(out / experiment.name), resolved, acceleration)
+        resolved = resolve(experiment, running.data_dir, load)
+        report = finished(Run(out / experiment.name), resolved, running)
         reports[experiment.name] = report
         if not report:
             left.append(resolved)
@@ -71,22 +141,64 @@ def sweep(
     if left:
         make_folder(out)
         with locked(out):
-            jobs = [_job(resolved, out, {"at_once": at_once}, audience) for resolved in left]
             try:
-                outcomes = run_all(jobs, device, acceleration, at_once, first_stages, on_end, stop, checkpoint_minutes)
+                outcomes = run_all(left, out, running, audience, on_end, stop)
             except Stopped as stopped:
                 told = "Stopped; the runs at work are saved. Repeat the command to continue."
                 raise Stopped(told, stopped.exit_code) from stopped
-        reports |= {job.directory.path.name: report for job, report, _ in outcomes}
-        errors = {job.directory.path.name: ended for job, _, ended in outcomes if isinstance(ended, CcfaError)}
+        for outcome in outcomes:
+            name = outcome.resolved.experiment.name
+            reports[name] = outcome.report
+            if isinstance(outcome.error, CcfaError):
+                errors[name] = outcome.error
     return Swept({name: report for name, report in reports.items() if report}, refused, errors)
 
 
-def _job(
-    resolved: Resolved,
+def run_all(
+    experiments: Sequence[Resolved],
     out: Path,
-    surroundings: dict[str, Any],
+    running: Running,
     audience: Callable[[Resolved, Run], Audience],
-) -> Job:
-    directory = Run(out / resolved.experiment.name)
-    return Job(resolved, directory, audience(resolved, directory), surroundings)
+    on_end: Callable[[Outcome], None] = lambda outcome: None,
+    stop: Stop | None = None,
+) -> list[Outcome]:
+    """Run experiments, `running.at_once` at a time, each in a directory of `out`.
+
+    A run that fails does not stop the others; `stop` stops them all. Each run draws from its own generators, so runs at
+    once differ from runs alone only in the order in which the device works.
+    """
+    stopping, device = stop or Stop(), acceleration_of(running)[0]
+
+    def work(resolved: Resolved) -> Outcome:
+        directory = Run(out / resolved.experiment.name)
+        try:
+            if code := stopping.asked():
+                raise Stopped("Stopped before this run began.", code)
+            with own_stream(device):
+                report = run(resolved, directory, running, audience(resolved, directory), stopping)
+            outcome = Outcome(resolved, directory, report)
+        except Stopped as stopped:
+            on_end(Outcome(resolved, directory, None, stopped))
+            raise
+        except CcfaError as error:
+            outcome = Outcome(resolved, directory, None, error)
+        except Exception as error:  # in a method of one's own, say; other runs may be well
+            place = directory.path / ERRORS
+            told = CcfaError(f"{type(error).__name__}: {error}. The traceback is in {place}.")
+            told.__cause__ = error
+            outcome = Outcome(resolved, directory, None, told)
+        on_end(outcome)
+        return outcome
+
+    if running.at_once < 1:
+        raise UsageError(f"At least one run must be at work at a time, got {running.at_once}.")
+    if running.at_once == 1:
+        return [work(resolved) for resolved in experiments]
+    with ThreadPoolExecutor(max_workers=running.at_once) as pool:
+        futures = [pool.submit(work, resolved) for resolved in experiments]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:  # tell the others
+            stopping.code = stopping.asked() or 130
+            pool.shutdown(cancel_futures=True)
+            raise

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from ccfa.experiments import printed
 from ccfa.experiments.cells import NUM_CLASSES, Cell, Row, Setting, Source, Table, experiment_for, setting_of
 from ccfa.methods import METHODS
+from ccfa.settings import Mix
 
 __all__ = [
     "PAPERS",
@@ -120,7 +121,7 @@ def _rows(
             base,
             method=method,
             ccfa=ccfa,
-            mix=next((part.lower() for part in plugged if part != "CCFA"), None),
+            mix=next((mix for mix in get_args(Mix) if mix in label.lower().split(" + ")), None),
             options=ccfa_options if ccfa else _METHOD_OPTIONS.get(method, ()),
         )
         own: Source = "rerun" if name.endswith("*") or plugged else "copied"

@@ -60,7 +60,7 @@ class Recipe:
 Factory = Callable[..., Method]
 """Keyword options -> a method; its typed signature lists them."""
 
-METHODS: Registry[Factory] = Registry("method")
+METHODS: Registry[Factory] = Registry("method", "ccfa.methods")
 
 
 def register_method(name: str, base: Recipe | Factory | None = None) -> Callable[[Factory], Factory]:

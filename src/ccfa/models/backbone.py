@@ -60,7 +60,7 @@ class Backbone(Protocol):
 BackboneBuilder = Callable[[int], Backbone]
 """channels of the images -> a freshly initialised backbone."""
 
-BACKBONES: Registry[BackboneBuilder] = Registry("backbone")
+BACKBONES: Registry[BackboneBuilder] = Registry("backbone", "ccfa.backbones")
 
 
 def register_backbone(name: str) -> Callable[[BackboneBuilder], BackboneBuilder]:

@@ -13,11 +13,11 @@ import numpy as np
 
 from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation import METRICS, Report
-from ccfa.experiments import Experiment
 from ccfa.experiments.differences import differences, leaves, two_columns
 from ccfa.experiments.tables import Setting, cell_for, cited_only, setting_of
 from ccfa.files import read_file
 from ccfa.reporting.values import Value
+from ccfa.settings import Experiment
 
 AVERAGE = "average_incremental_accuracy"
 COLUMNS = {name: metric.column for name, metric in METRICS.items() if metric.column}

@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table as Screen
 
 from ccfa.errors import DataError, Stopped, UsageError, unknown
 from ccfa.experiments.cells import Cell, Setting, Table, experiment_for
-from ccfa.experiments.experiment import Experiment
 from ccfa.experiments.ledger import (
     ORDERS,
     SEED,
@@ -26,12 +24,12 @@ from ccfa.experiments.ledger import (
     read_results,
 )
 from ccfa.experiments.tables import TABLES, cell_for, cells
-from ccfa.files import require_place, write_atomically
-from ccfa.learning.acceleration import Acceleration
+from ccfa.files import write_atomically
 from ccfa.methods import METHODS
 from ccfa.reporting.comparison import AVERAGE, paired
-from ccfa.reporting.showing import require_minutes, sweep_shown
+from ccfa.reporting.showing import sweep
 from ccfa.reporting.values import Value, counted
+from ccfa.settings import Experiment, Running, command_words
 
 SLURM_MINUTES = 240  # of a job, unless asked otherwise
 MARGIN = 0.25  # minutes
@@ -68,8 +66,6 @@ class Wanted:
     orders: int = len(ORDERS)
     results: Path = Path("results")
     out: Path = Path("runs/tables")
-    first_stages: Path | None = None
-    data_dir: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.name and (self.rows or self.columns):
@@ -93,11 +89,6 @@ class Wanted:
         """What to say where no run is missing."""
         impossible = counted(sum(not can_run(cell.setting) for cell in self.cells()), "cell")
         return f"No run is missing. {impossible} cannot be run here, for want of the data or of the method."
-
-    @property
-    def shared_stages(self) -> Path:
-        """Where first stages are kept for all runs."""
-        return self.first_stages or self.out / ".first-stages"
 
 
 def selected(name: str, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Table:
@@ -358,21 +349,21 @@ def _line(*texts: str) -> str:
     return f"| {' | '.join(texts)} |"
 
 
-def commands(wanted: Wanted, speed: Sequence[str] = ()) -> list[list[str]]:
-    """The missing runs, each as a command that continues its run and does nothing once the run is finished."""
-    shared = ["--first-stages", str(wanted.shared_stages), "--results", str(wanted.results)]
-    shared += ["--data-dir", str(wanted.data_dir)] if wanted.data_dir else []
+def commands(wanted: Wanted, running: Running) -> list[list[str]]:
+    """Return the missing runs, each as a command that continues its run and does nothing once the run is finished."""
+    running = replace(running, first_stages=running.first_stages or wanted.out / ".first-stages")
+    shared = ["--results", str(wanted.results), *command_words(running, never=("at_once", "max_minutes"))]
     found = []
     for experiment in wanted.left():
         method, *options = experiment.arguments()
         place = str(wanted.out / experiment.name)
-        found.append(["ccfa", "run", method, "--out", place, "--reuse", *shared, *speed, *options])
+        found.append(["ccfa", "run", method, "--out", place, "--reuse", *shared, *options])
     return found
 
 
-def print_plan(wanted: Wanted, speed: Sequence[str], console: Console) -> None:
+def print_plan(wanted: Wanted, running: Running, console: Console) -> None:
     """Print the missing runs as one command per line, for any queue."""
-    planned = commands(wanted, speed)
+    planned = commands(wanted, running)
     if not planned:
         print(wanted.nothing_to_do(), file=sys.stderr)
     for words in planned:
@@ -380,60 +371,31 @@ def print_plan(wanted: Wanted, speed: Sequence[str], console: Console) -> None:
 
 
 def submit_jobs(
-    wanted: Wanted,
-    speed: Sequence[str],
-    console: Console,
-    partition: str | None,
-    minutes: float | None,
-    at_once: int,
-    options: Mapping[str, str],
+    wanted: Wanted, running: Running, console: Console, partition: str | None, options: Mapping[str, str]
 ) -> None:
     """Submit what is missing to Slurm, one job per run."""
     from ccfa.experiments.cluster import submit
 
     folder = wanted.out / "slurm"
-    limit = SLURM_MINUTES if minutes is None else round(minutes)
-    jobs = submit(commands(wanted, speed), folder, partition=partition, minutes=limit, at_once=at_once, options=options)
+    limit = SLURM_MINUTES if running.max_minutes is None else round(running.max_minutes)
+    planned, at_once = commands(wanted, running), running.at_once
+    jobs = submit(planned, folder, partition=partition, minutes=limit, at_once=at_once, options=options)
     console.print(f"{counted(len(jobs), 'job')} submitted; their logs are in {folder}.", soft_wrap=True)
     for job in jobs:
         console.print(job.job_id)
 
 
-def fill_shown(
-    wanted: Wanted,
-    device: torch.device,
-    acceleration: Acceleration,
-    console: Console,
-    at_once: int,
-    checkpoint_minutes: float,
-    minutes: float | None,
-) -> None:
+def fill_shown(wanted: Wanted, running: Running, console: Console) -> None:
     """Run what is missing and keep the report of each run that finishes; an error at the end if some run failed."""
-    require_minutes("--checkpoint-minutes", checkpoint_minutes)
-    require_minutes("--minutes", minutes)
-    require_place(wanted.results)
     experiments = wanted.left()
     if not experiments:
         console.print(wanted.nothing_to_do())
         return
-    # The run at work when the time is up needs some for being saved.
-    limit = None if minutes is None else max(minutes - MARGIN, minutes / 2)
+    minutes = running.max_minutes
+    if minutes is not None:  # the runs at work when the time is up need some for being saved
+        running = replace(running, max_minutes=max(minutes - MARGIN, minutes / 2))
     try:
-        sweep_shown(
-            experiments,
-            wanted.out,
-            wanted.data_dir,
-            device,
-            acceleration,
-            console,
-            at_once=at_once,
-            first_stages=wanted.shared_stages,
-            checkpoint_minutes=checkpoint_minutes,
-            max_minutes=limit,
-            tensorboard=False,
-            results=wanted.results,
-            compared=False,
-        )
+        sweep(experiments, wanted.out, running, results=wanted.results, compared=False, console=console)
     except Stopped as stopped:
         left = counted(len(wanted.left()), "run")
         raise Stopped(f"{stopped} Still missing: {left}.", stopped.exit_code) from stopped

@@ -1,25 +1,27 @@
-"""Runs and sweeps as a person sees them: what is about to happen, how it goes, and what came of it."""
+"""Run, resume and sweep, as people call them: what is about to happen, how it goes, and what came of it."""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
-from ccfa.data.cifar100 import find_cifar100
+from ccfa import experiments
+from ccfa.data import data_set
 from ccfa.errors import CcfaError, DataError, LockedError, ResourceError, Stopped, UsageError
 from ccfa.evaluation import Report
-from ccfa.experiments import Experiment, Run, run
+from ccfa.experiments import Run, resolve
+from ccfa.experiments import sweep as sweeping
 from ccfa.experiments.analyses import reopen
 from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.first_stage import FirstStages
 from ccfa.experiments.ledger import store_result
-from ccfa.experiments.running import Audience
-from ccfa.experiments.schedule import Outcome
+from ccfa.experiments.running import DEFAULTS, Audience, acceleration_of, finished, resolve_again, running_again
 from ccfa.experiments.stopping import stoppable
-from ccfa.experiments.sweep import Swept, sweep
-from ccfa.learning.acceleration import Acceleration, describe_device
+from ccfa.experiments.sweep import Outcome, Swept, experiments_of
+from ccfa.files import require_place
+from ccfa.learning.acceleration import describe_device
+from ccfa.plugins import load_plugin
 from ccfa.reporting.comparison import Comparison, Entry, compare, grouped, setting
 from ccfa.reporting.comparison_page import show_comparison
 from ccfa.reporting.page import report_line
@@ -28,64 +30,135 @@ from ccfa.reporting.tables import metrics_table
 from ccfa.reporting.tensorboard import TensorBoard, require_tensorboard
 from ccfa.reporting.terminal import Display
 from ccfa.reporting.values import counted
+from ccfa.settings import Experiment, Grid, Running
 
 WIDE = 120  # columns: in a narrower terminal the definitions would be long strips of single words
 
 
-def run_shown(
-    resolved: Resolved,
-    directory: Run,
-    device: torch.device,
-    acceleration: Acceleration,
-    console: Console,
+def run(
+    experiment: Experiment,
+    out: Path | str | None = None,
+    running: Running = DEFAULTS,
     *,
-    first_stages: Path | None,
-    checkpoint_minutes: float,
-    max_minutes: float | None,
-    tensorboard: bool,
+    results: Path | None = None,
     new: bool = False,
-) -> Report:
+    console: Console | None = None,
+) -> Run:
+    """Run an experiment, or what is left of it, and write its page `report.html`.
+
+    A directory that holds a finished run of this experiment is not run again; an unfinished one is continued.
+
+    Args:
+        experiment: What to run.
+        out: The run directory; by default `runs/` and the experiment's name.
+        running: How to run it.
+        results: A folder where the report is kept as well, for `ccfa table`.
+        new: Refuse a directory in which something is already.
+        console: Where progress and results are printed; by default nowhere.
+
+    Returns:
+        The run: its directory, with the report, the networks and the predictions.
+
+    >>> import tempfile
+    >>> quick = Experiment("finetune", scenario="9,1", options={"epochs": 1})
+    >>> finished = run(quick, tempfile.mkdtemp() + "/run", Running(device="cpu"))
+    >>> finished.report().finished, (finished.path / "report.html").exists()
+    (True, True)
+    """
+    console = console or Console(quiet=True)
+    require_ready(running)
+    directory = Run(Path(out) if out else Path("runs") / experiment.name)
+    if new:
+        directory.require_new()
+    require_place(directory.path)
+    if results:
+        require_place(results)
+    resolved = resolve(experiment, running.data_dir)
+    report = None if new else finished(directory, resolved, running)
+    if report:
+        console.print(f"{directory.path} holds this experiment already:", soft_wrap=True)
+    else:
+        report = _run_shown(resolved, directory, running, console, new)
+    if results:
+        store_result(report, results)
+    show_result(report, directory.path, resolved, console)
+    return directory
+
+
+def resume(path: Path | str, running: Running = DEFAULTS, *, console: Console | None = None) -> Run:
+    """Continue a run where it was stopped, by default on the device and in the precision it began with.
+
+    Args:
+        path: The run directory.
+        running: How to continue it.
+        console: Where progress and results are printed; by default nowhere.
+
+    Returns:
+        The run.
+    """
+    console, directory = console or Console(quiet=True), Run(Path(path))
+    require_ready(running)
+    if directory.is_finished():
+        show_finished(directory, running.data_dir, console)
+        return directory
+    again = running_again(directory, running)
+    resolved = resolve_again(directory, running.data_dir)
+    show_result(_run_shown(resolved, directory, again, console), directory.path, resolved, console)
+    return directory
+
+
+def _run_shown(resolved: Resolved, directory: Run, running: Running, console: Console, new: bool = False) -> Report:
     """Run, or go on running, until the end or until a signal or the time limit stops it."""
     for note in resolved.notes:
         console.print(f"note: {note}", soft_wrap=True)
-    console.print(f"{resolved.headline} on {describe_device(device)}", soft_wrap=True)
-    shared = FirstStages(first_stages) if first_stages else None
-    with stoppable(max_minutes) as stop:
+    console.print(f"{resolved.headline} on {describe_device(acceleration_of(running)[0])}", soft_wrap=True)
+    with stoppable(running.max_minutes) as stop:
         try:
             with Display(resolved, console) as display:
-                audience: Audience = TensorBoard(directory.path, display) if tensorboard else display
-                return run(
-                    resolved, directory, audience, device, acceleration, shared, stop, checkpoint_minutes, new=new
-                )
+                audience: Audience = TensorBoard(directory.path, display) if running.tensorboard else display
+                return experiments.run(resolved, directory, running, audience, stop, new)
         except (Exception, Stopped) as ended:
             _show_partial_page(directory, resolved, ended, console)
             raise
 
 
-def sweep_shown(
-    experiments: Sequence[Experiment],
-    out: Path,
-    data_dir: Path | None,
-    device: torch.device,
-    acceleration: Acceleration,
-    console: Console,
+def sweep(
+    what: Grid | Sequence[Experiment],
+    out: Path | str = "runs/sweep",
+    running: Running = DEFAULTS,
     *,
-    at_once: int,
-    first_stages: Path | None,
-    checkpoint_minutes: float,
-    max_minutes: float | None,
-    tensorboard: bool,
-    results: Path | None,
+    results: Path | None = None,
     compared: bool = True,
-) -> None:
-    """Run experiments, keep the report of each that finishes, and compare them; an error at the end if some failed."""
-    shared = FirstStages(first_stages or out / ".first-stages")
-    runs = counted(len(experiments), "run")
-    console.print(f"{runs}, {at_once} at a time, on {describe_device(device)}, in {out}", soft_wrap=True)
+    console: Console | None = None,
+) -> list[Run]:
+    """Run the experiments of a grid, write the page of each, and compare them.
+
+    Finished runs found in the folder are not run again, and unfinished ones are continued. A run that fails does not
+    stop the others; the error is raised at the end.
+
+    Args:
+        what: A grid, or experiments.
+        out: The folder of the run directories and of the comparison.
+        running: How to run them, and how many at once.
+        results: A folder where the report of each finished run is kept as well, for `ccfa table`.
+        compared: Whether to write the page that compares the runs.
+        console: Where progress and results are printed; by default nowhere.
+
+    Returns:
+        The runs.
+    """
+    console, out = console or Console(quiet=True), Path(out)
+    require_ready(running)
+    if results:
+        require_place(results)
+    planned = experiments_of(what) if isinstance(what, Grid) else what
+    running = replace(running, first_stages=running.first_stages or out / ".first-stages")
+    device = describe_device(acceleration_of(running)[0])
+    console.print(f"{counted(len(planned), 'run')}, {running.at_once} at a time, on {device}, in {out}", soft_wrap=True)
 
     def audience(resolved: Resolved, directory: Run) -> Audience:
         display = Display(resolved, console, several=True)
-        return TensorBoard(directory.path, display) if tensorboard else display
+        return TensorBoard(directory.path, display) if running.tensorboard else display
 
     def on_end(outcome: Outcome) -> None:
         show_end(outcome, console)
@@ -95,9 +168,8 @@ def sweep_shown(
             except ResourceError as error:  # the other runs go on; repeating the command keeps this report
                 console.print(f"note: the report is not kept. {error}", soft_wrap=True)
 
-    with stoppable(max_minutes) as stop:
-        more = (at_once, shared, audience, on_end, stop, checkpoint_minutes)
-        swept = sweep(experiments, out, data_dir, device, acceleration, *more)
+    with stoppable(running.max_minutes) as stop:
+        swept = sweeping.sweep(planned, out, running, audience, on_end, stop)
     if results:
         for report in swept.reports.values():  # also of runs that were finished before
             store_result(report, results)
@@ -107,11 +179,12 @@ def sweep_shown(
     console.print(f"Run directories: {out}", soft_wrap=True)
     if swept.errors:
         raise failure(swept.errors)
+    return [Run(out / name) for name in swept.reports]
 
 
 def show_end(outcome: Outcome, console: Console) -> None:
     """Write the page of a run of a sweep and say where it is, and why the run failed, if it did."""
-    (resolved, directory, *_), error = outcome.job, outcome.error
+    resolved, directory, _, error = outcome
     if isinstance(error, CcfaError):
         console.print(f"{directory.path.name}: {error}", soft_wrap=True)
     if error:
@@ -139,22 +212,18 @@ def comparisons(swept: Swept, out: Path) -> dict[Path, Comparison]:
     return {folder / one.scenario if len(compared) > 1 else folder: one for one in compared}
 
 
-def require_ready(
-    first_stages: Path | None, checkpoint_minutes: float, max_minutes: float | None, tensorboard: bool
-) -> None:
-    """Refuse options of training that cannot be met, before anything else is done."""
-    require_minutes("--checkpoint-minutes", checkpoint_minutes)
-    require_minutes("--max-minutes", max_minutes)
-    if tensorboard:
+def require_ready(running: Running) -> None:
+    """Load plug-ins, and refuse what cannot be met before anything else is done."""
+    for name in ("checkpoint_minutes", "max_minutes"):
+        minutes = getattr(running, name)
+        if minutes is not None and not 0 <= minutes < math.inf:
+            raise UsageError(f"--{name.replace('_', '-')} takes a number of minutes, 0 or more, got {minutes}.")
+    if running.tensorboard:
         require_tensorboard()
-    if first_stages:
-        FirstStages(first_stages)
-
-
-def require_minutes(option: str, minutes: float | None) -> None:
-    """Refuse what is not a length of time."""
-    if minutes is not None and not 0 <= minutes < math.inf:
-        raise UsageError(f"{option} takes a number of minutes, 0 or more, got {minutes}.")
+    if running.first_stages:
+        require_place(running.first_stages)
+    for path in running.plugin:
+        load_plugin(path)
 
 
 def _show_partial_page(directory: Run, resolved: Resolved, ended: BaseException, console: Console) -> None:
@@ -169,10 +238,10 @@ def show_finished(directory: Run, data_dir: Path | None, console: Console) -> No
     console.print(f"{directory.path} is finished:", soft_wrap=True)
     if read_pictures(directory.path, len(report.num_seen) - 1) is None:
         try:
-            experiment = directory.read_json("config.json").get("experiment")
-            is_cifar = isinstance(experiment, dict) and experiment.get("data") == "cifar100"
-            if is_cifar and find_cifar100(data_dir) is None:  # no reason for a download
-                raise DataError("CIFAR-100 was not found: name its folder with --data-dir.")
+            name = directory.experiment.data
+            find = data_set(name).find
+            if find and find(data_dir) is None:  # no reason for a download
+                raise DataError(f"{name} was not found: name its folder with --data-dir.")
             resolved = reopen(directory, data_dir)
         except CcfaError as error:
             console.print(f"note: the report page has no pictures. {error}", soft_wrap=True)

@@ -1,0 +1,235 @@
+"""What can be asked for: `Experiment`, `Grid` and `Running`.
+
+An experiment says what to run, a grid names several experiments, and `Running` says how to run them. These records are
+the schema of the command line, of config.json and of the Python functions: a new field is a new option of all three.
+The module does not import torch, so that `ccfa --help` answers at once.
+"""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, Suppress, UseAppendAction, arg
+from tyro.constructors import PrimitiveConstructorSpec
+
+
+def _pairs(words: Sequence[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ValueError(f"expected NAME=VALUE, got {word!r}")
+        if name in pairs:
+            raise ValueError(f"{name} is given twice")
+        pairs[name] = value
+    return pairs
+
+
+def _axes(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Split the values of each axis at commas, or at ';' where there is one."""
+    pairs = _pairs(words)
+    axes = {name: tuple(text.removesuffix(";").split(";" if ";" in text else ",")) for name, text in pairs.items()}
+    if empty := [name for name, values in axes.items() if not all(values)]:
+        raise ValueError(f"{empty[0]}={pairs[empty[0]]} has an empty value")
+    return axes
+
+
+def _words(metavar: str, parse: Any) -> PrimitiveConstructorSpec[Any]:
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=metavar,
+        instance_from_str=parse,
+        is_instance=lambda value: isinstance(value, Mapping),
+        str_from_instance=lambda pairs: [f"{name}={value}" for name, value in pairs.items()],
+    )
+
+
+Pairs = Annotated[dict[str, str], _words("NAME=VALUE ...", _pairs)]
+Axes = Annotated[dict[str, tuple[str, ...]], _words("NAME=VALUE,VALUE,... ...", _axes)]
+
+Mix = Literal["mixup", "cutmix", "manifold-mixup"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What an experiment and a grid of experiments have in common."""
+
+    data: str = "digits"
+    """digits, glyphs, cifar100, or the path of an image folder."""
+    scenario: str | None = None
+    """B50-inc10, B0-inc10, ... or a list of stage sizes such as 5,2,2,1."""
+    memory: int | None = None
+    """The number of exemplars kept of each class."""
+    memory_total: int | None = None
+    """The number of exemplars kept in all, shared by the seen classes; instead of --memory."""
+    mix: Mix | None = None
+    """Mix the images of a batch, or their feature maps."""
+    options: Annotated[Pairs, arg(name="set")] = field(default_factory=dict)
+    """Other values for options of the method or, with the prefix ccfa. or mix., of a plug-in. `ccfa list options` shows
+    them. In a sweep each method takes the options that it has."""
+    validation: float = 0.0
+    """Hold out this fraction of the training images, and evaluate on it instead of the test set."""
+    image_size: int = 64
+    """Width and height to which the photos of a folder are resized."""
+    skip_bad: bool = False
+    """Leave out unreadable files of an image folder instead of stopping."""
+    batch_seed: int | None = None
+    """The seed of batch order and augmentation; by default the seed of the run."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", {name: _text(value) for name, value in self.options.items()})
+
+
+@dataclass(frozen=True)
+class _One:
+    method: Annotated[Positional[str], arg(metavar="METHOD")]
+    ccfa: bool = False
+    order: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Experiment(Setting, _One):  # the fields of the last base come first
+    """What to run: everything that decides the numbers of a run.
+
+    Args:
+        method: The name of a method; `ccfa list methods` shows them.
+        ccfa: Plug in Cross-Class Feature Augmentation.
+        order: The class order: natural, seed-1993, podnet-0, ... or a list of classes.
+        seed: The seed of initialisation and, unless a batch seed is given, of batches.
+
+    The other fields are those of `Setting`. Options may be Python values or text, as on the command line.
+
+    >>> Experiment("podnet", ccfa=True, options={"epochs": 10}).options
+    {'epochs': '10'}
+    """
+
+    @property
+    def name(self) -> str:
+        """A directory name: what differs from the defaults. A long name ends with a digest.
+
+        >>> Experiment("podnet", ccfa=True, seed=3).name
+        'digits-podnet-ccfa-seed3'
+        """
+        parts = [Path(self.data).name, self.scenario, self.order, self.method, self.mix, "ccfa" if self.ccfa else None]
+        named = {
+            "m": self.memory,
+            "total": self.memory_total,
+            "val": self.validation or None,
+            "size": self.image_size if self.image_size != 64 else None,
+            "skip-bad": "" if self.skip_bad else None,
+            "seed": self.seed,
+            "batches": self.batch_seed,
+        }
+        parts += [f"{name}{value}" for name, value in named.items() if value is not None]
+        parts += [f"{name}={text}" for name, text in sorted(self.options.items())]
+        text = re.sub(r"[^\w.=+-]+", "_", "-".join(part for part in parts if part))
+        whole = text.encode()
+        if len(whole) <= 150:
+            return text
+        return f"{whole[:141].decode(errors='ignore')}-{hashlib.sha256(whole).hexdigest()[:8]}"
+
+    def arguments(self) -> list[str]:
+        """Return the words after `ccfa run` that run this experiment.
+
+        >>> Experiment("podnet", ccfa=True, options={"epochs": "10"}).arguments()
+        ['podnet', '--data', 'digits', '--seed', '0', '--ccfa', '--set', 'epochs=10']
+        """
+        return [self.method, *command_words(self, always=("data", "seed"), never=("method",))]
+
+
+@dataclass(frozen=True)
+class _Several:
+    methods: Annotated[Positional[tuple[str, ...]], arg(metavar="METHOD ...")]
+    ccfa: Literal["off", "on", "both"] = "both"
+    orders: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2)
+    axes: Annotated[Axes, arg(name="axis")] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Grid(Setting, _Several):
+    """What to sweep over: methods, with and without CCFA, axes, class orders and seeds, in all combinations.
+
+    Args:
+        methods: The names of methods; `all` means every method.
+        ccfa: Run without CCFA, with it, or both.
+        orders: Class orders, e.g. podnet-0 podnet-1 podnet-2; by default that of the data set.
+        seeds: Seeds; each is run with each order.
+        axes: Values of an option, or of memory, memory_total, mix, scenario or image_size. Several axes are combined;
+            values that contain commas are separated by ';'.
+
+    The other fields are those of `Setting`. A method takes those options that it has.
+
+    >>> Grid(("podnet",), memory=2, seeds=(0,), axes={"ccfa.count": ("1", "3")}).ccfa
+    'both'
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """How to run. This does not change the results, up to the rounding of the chosen precision.
+
+    Args:
+        device: auto (the GPU if there is one), cpu, cuda or cuda:N.
+        precision: The precision of the backbone; by default bf16 on a GPU. On a CPU everything is float32.
+        compile: Use --no-compile to switch compilation off on a GPU.
+        graph: Use --no-graph to switch CUDA graphs off.
+        at_once: How many runs share the device.
+        data_dir: Where CIFAR-100 is, or is downloaded to; by default $CCFA_DATA.
+        first_stages: A folder in which first stages are kept for other runs that share them.
+        checkpoint_minutes: Minutes between checkpoints; 0 means after every epoch. The end of a stage is always saved.
+        max_minutes: Stop after so many minutes, with exit code 75. The work done is saved and can be continued.
+        tensorboard: Write event files for TensorBoard, an optional extra, into the run directory.
+        plugin: A Python file that registers methods, backbones or data sets of your own.
+
+    >>> Running(device="cpu", max_minutes=10).checkpoint_minutes
+    5.0
+    """
+
+    device: str = "auto"
+    precision: Literal["float32", "tf32", "bf16"] | None = None
+    compile: bool = True
+    graph: bool = True
+    at_once: Suppress[int] = 1
+    data_dir: Path | None = None
+    first_stages: Path | None = None
+    checkpoint_minutes: float = 5.0
+    max_minutes: Annotated[float | None, arg(aliases=["--minutes"])] = None
+    tensorboard: bool = False
+    plugin: UseAppendAction[tuple[Path, ...]] = ()
+
+
+def command_words(record: Any, always: Sequence[str] = (), never: Sequence[str] = ()) -> list[str]:
+    """Return the words that give the fields of a record their values, where those are not the defaults.
+
+    >>> command_words(Running(device="cpu", graph=False))
+    ['--device', 'cpu', '--no-graph']
+    """
+    needed: dict[str, list[str]] = {name: [] for name in always}
+    others, last = [], []
+    for one in fields(record):
+        value, flag = getattr(record, one.name), "--" + one.name.replace("_", "-")
+        default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+        if one.name in never or (value == default and one.name not in always):
+            continue
+        if isinstance(value, bool):
+            others.append(flag if value else flag.replace("--", "--no-", 1))
+        elif isinstance(value, Mapping):
+            last += ["--set", *(f"{name}={text}" for name, text in value.items())]
+        elif isinstance(value, tuple):
+            others += [word for item in value for word in (flag, str(item))]
+        else:
+            needed.get(one.name, others).extend([flag, str(value)])
+    return [*(word for words in needed.values() for word in words), *others, *last]
+
+
+def _text(value: Any) -> str:
+    """Return an option's value as it is typed."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return ",".join(map(_text, value)) if isinstance(value, tuple | list) else str(value)
