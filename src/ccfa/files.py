@@ -136,10 +136,21 @@ def require_place(path: Path) -> None:
         os.rmdir(tempfile.mkdtemp(prefix=".ccfa-", dir=existing))
 
 
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Turn whatever a damaged file makes a parser do into a ModelError with the file's name."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{path} is damaged: {error}.") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file."""
     content = read_file(path)
-    with _damage_named(path):
+    with damage_named(path):
         return _object(content)
 
 
@@ -192,7 +203,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return tensors and facts as they were stored; any change since then is a ModelError."""
     content = read_file(path, TENSOR_LIMIT)
-    with _damage_named(path):
+    with damage_named(path):
         tensors = load(content)  # checks the header, which is read once more for the facts
         header = content[8 : 8 + int.from_bytes(content[:8], "little")]
         digest, _, text = json.loads(header)["__metadata__"]["ccfa"].partition(" ")
@@ -219,7 +230,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 def read_arrays(path: Path, limit: int = 2**28) -> dict[str, NDArray[Any]]:
     """Return the arrays of an .npz file of at most `limit` bytes when unpacked; nothing in it is executed."""
     content = read_file(path)
-    with _damage_named(path), np.load(io.BytesIO(content), allow_pickle=False) as stored:
+    with damage_named(path), np.load(io.BytesIO(content), allow_pickle=False) as stored:
         if sum(entry.file_size for entry in stored.zip.infolist()) > limit:
             raise ValueError("it unpacks to too many bytes")
         arrays = {name: stored[name] for name in stored.files}
@@ -233,14 +244,3 @@ def _object(text: str | bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("it should hold a JSON object")
     return content
-
-
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    """Turn whatever a damaged file makes a parser do into a ModelError with the file's name."""
-    try:
-        yield
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise ModelError(f"{path} is damaged: {error}.") from error

@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -180,12 +181,6 @@ def test_damaged_files_are_named(run, content):
             read()
 
 
-@pytest.mark.parametrize("config", [{}, {"experiment": 3}, {"experiment": {"method": "podnet", "seed": "x"}}])
-def test_a_configuration_without_an_experiment_is_refused(tmp_path, config):
-    with pytest.raises(ModelError, match="config"):
-        _ = begun(tmp_path / "run", config).experiment
-
-
 def test_lines_are_appended_or_missed_with_a_notice(run):
     run.append("log.txt", "one ü \udcff")
     run.append("log.txt", "two")
@@ -218,7 +213,7 @@ def test_predictions_and_networks_belong_to_run_and_stage(run, tmp_path):
 def test_exemplars_come_back_in_their_order(run):
     run.write_exemplars(3, [torch.tensor([7, 2, 9]), torch.tensor([], dtype=torch.int64)])
     assert run.read_exemplars(3) == [[7, 2, 9], []]
-    for rows in (3, [3], [["3"]], None):
+    for rows in (3, [3], [["x"]], None):
         (run.path / "exemplars" / "stage-003.json").write_text(json.dumps({"rows": rows}))
         with pytest.raises(ModelError, match="stage-003"):
             run.read_exemplars(3)
@@ -287,39 +282,16 @@ def test_values_that_are_not_finite_are_not_stored(stored, bad):
     assert stored.checkpoint_numbers() == [1, 2]
 
 
-CHANGES = [
-    {"method": "ucir"},
-    {"ccfa": True},
-    {"mix": "mixup"},
-    {"scenario": "4,6"},
-    {"order": "seed-1"},
-    {"memory": 3},
-    {"validation": 0.2},
-    {"seed": 1},
-    {"batch_seed": 1},
-    {"options": {"lr": "0.2"}},
-]
+CHANGES = {"method": "ucir", "ccfa": True, "mix": "mixup", "scenario": "4,6", "order": "seed-1", "memory": 3}
+CHANGES |= {"validation": 0.2, "seed": 1, "batch_seed": 1, "options": {"lr": "0.2"}}
 
 
 def test_every_change_of_an_experiment_is_another_experiment(tmp_path):
     enter(tmp_path / "run", resolve(Experiment("podnet", data="digits")).config)
-    for changes in CHANGES:
-        other = resolve(Experiment(**{"method": "podnet", "data": "digits", **changes})).config
-        with pytest.raises(UsageError, match=f"experiment.{next(iter(changes))}"):
+    for name, value in CHANGES.items():
+        other = resolve(replace(Experiment("podnet", data="digits"), **{name: value})).config
+        with pytest.raises(UsageError, match=f"experiment.{name}"):
             enter(tmp_path / "run", other)
-
-
-def test_a_long_class_order_keeps_runs_apart():
-    order = ",".join(map(str, range(100)))
-    names = {
-        Experiment(method, ccfa=ccfa, data="cifar100", order=order, seed=seed).name
-        for method in ("podnet", "finetune")
-        for ccfa in (False, True)
-        for seed in range(2)
-    }
-    assert len(names) == 8
-    assert all(len(name.encode()) <= 150 for name in names)
-    assert len(Experiment("podnet", data="ü" * 200).name.encode()) <= 150
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):

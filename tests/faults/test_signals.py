@@ -11,10 +11,11 @@ from contextlib import suppress
 import pytest
 
 from ccfa import cli
+from ccfa.methods import METHODS
 from children import started, wait
 from digests import run_digest
 from dying import STEPS, checkpoints, die, left_over, start, status, stoppable_run
-from toy_runs import Silent, begun, toy_resolved
+from toy_runs import Silent, begun, toy_resolved, toy_run
 
 KILLED = -signal.SIGKILL
 PLACES = ("write:1", "append:1", "step:3", "commit:2", "phase:1", "after_commit:1", "select:1", "pause:1", "evaluate:1")
@@ -31,17 +32,23 @@ def finish(path, **options):
     return run_digest(path)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2, 3))])
-def test_killed_at_random_times_until_done(place, undisturbed, seed):
-    source = random.Random(seed)
-    for _ in range(40):
-        process = start(place / "run")
-        time.sleep(source.uniform(0, 1.0))
+@pytest.mark.parametrize(
+    "name", ["podnet", *(pytest.param(name, marks=pytest.mark.soak) for name in METHODS if name != "podnet")]
+)
+def test_killed_at_random_times_and_places_until_done(place, name):
+    source, resolved = random.Random(name), toy_resolved(name)
+    began = time.monotonic()
+    toy_run(place / "undisturbed", resolved)
+    seconds = time.monotonic() - began
+    for times in range(40):
+        at_place = source.random() < 0.4
+        process = start(place / "run", f"{source.choice(PLACES)}:kill" if at_place else "", resolved=resolved)
+        time.sleep(source.uniform(0, seconds * (0.4 + 0.1 * times)))  # longer each time: a busy machine gets there too
         with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+            os.kill(process, signal.SIGTERM if source.random() < 0.15 else signal.SIGKILL)
         if wait(process) == 0:
             break
-    assert finish(place / "run") == undisturbed
+    assert finish(place / "run", resolved=resolved) == run_digest(place / "undisturbed")
 
 
 @pytest.mark.parametrize(

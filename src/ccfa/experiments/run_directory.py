@@ -34,6 +34,7 @@ from ccfa.evaluation import Report
 from ccfa.experiments.differences import differences, two_columns
 from ccfa.experiments.experiment import Experiment, experiment_of
 from ccfa.files import (
+    damage_named,
     disk_errors,
     is_temporary,
     make_folder,
@@ -121,8 +122,8 @@ class Run:
     array([0, 0])
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
 
     @contextmanager
     def entered(self, config: Mapping[str, Any], environment: Mapping[str, Any], new: bool = False) -> Iterator[None]:
@@ -208,10 +209,8 @@ class Run:
         """Return the results of the finished stages."""
         path = self.path / "report.json"
         content = read_file(path)
-        try:
+        with damage_named(path):
             return Report.from_json(content.decode())
-        except (ModelError, UnicodeDecodeError) as error:
-            raise ModelError(f"{path}: {error}") from error
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return the content of a JSON file of the run."""
@@ -301,12 +300,9 @@ class Run:
 
     def read_exemplars(self, stage: int) -> list[list[int]]:
         """Return the training rows kept of each class, best first."""
-        rows = read_json(self._exemplars(stage)).get("rows")
-        if not isinstance(rows, list) or not all(
-            isinstance(kept, list) and all(type(row) is int for row in kept) for kept in rows
-        ):
-            raise ModelError(f"{self._exemplars(stage)} should hold a list of rows for each class.")
-        return rows
+        stored = read_json(self._exemplars(stage))
+        with damage_named(self._exemplars(stage)):
+            return [[int(row) for row in rows] for rows in stored["rows"]]
 
     def _exemplars(self, stage: int) -> Path:
         return self.path / "exemplars" / f"stage-{stage:03d}.json"
