@@ -5,7 +5,6 @@ package that is wrapped here, so the package itself has no code for tests. Proce
 `processes` on PYTHONPATH install what the variable CCFA_FAIL says.
 """
 
-import builtins
 import errno
 import os
 import signal
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from ccfa import files
 from ccfa.experiments.evaluations import Evaluations
 from ccfa.experiments.run_directory import Run
 from ccfa.experiments.running import Recorder
@@ -61,9 +59,9 @@ def install(faults: str) -> Callable[[], None]:
         if "checkpoints" in str(target) and "damaged-" not in str(target):
             point("commit")
 
-    def opened(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-        file = builtins.open(path, mode, *arguments, **options)  # noqa: SIM115
-        return HalfWritten(file, point) if mode == "xb" else file
+    def flush(file: int) -> None:
+        if os.readlink(f"/proc/self/fd/{file}").endswith(".tmp"):
+            point("write")
 
     before(Recorder, "on_batch", step)
     before(Recorder, "on_pause", lambda *_: point("pause"))
@@ -73,31 +71,8 @@ def install(faults: str) -> Callable[[], None]:
     before(Run, "write_report", lambda *_: point("report"))
     before(Run, "prune_checkpoints", lambda *_: point("after_commit"))
     before(os, "replace", commit)
-    patch.setattr(files, "open", opened, raising=False)
+    before(os, "fsync", flush)
     return patch.undo
-
-
-class HalfWritten:
-    """A file that passes the place `write` when half of its content is written."""
-
-    def __init__(self, file: Any, point: Callable[[str], str]) -> None:
-        self.file, self.point = file, point
-
-    def write(self, content: bytes) -> None:
-        self.file.write(content[: len(content) // 2])
-        self.file.flush()
-        self.point("write")
-        self.file.write(content[len(content) // 2 :])
-
-    def __enter__(self) -> "HalfWritten":
-        self.file.__enter__()
-        return self
-
-    def __exit__(self, *ended: Any) -> None:
-        self.file.__exit__(*ended)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
 
 
 def fail(place: str, action: str) -> None:
