@@ -10,14 +10,11 @@ from safetensors.torch import load
 
 from ccfa.errors import DivergedError, ModelError, Notice, ResourceError, Stopped
 from ccfa.experiments import Run
-from ccfa.experiments.options import plain
-from ccfa.experiments.running import speed_again
 from ccfa.experiments.stopping import Stop
 from ccfa.files import read_tensors, write_tensors
-from ccfa.learning.acceleration import Acceleration
 from digests import run_digest
 from dying import STEPS, checkpoints, status
-from toy_runs import CPU, Silent, begun, toy_resolved, toy_run
+from toy_runs import Silent, toy_resolved, toy_run
 from zoo import write_noise
 
 
@@ -124,28 +121,6 @@ def test_another_environment_is_noted(place):
         toy_run(run.path, resolved, stop=StopAfter(0))
     (resumed,) = run.environment["resumed"]
     assert resumed["differences"]["torch"] == ["0.4.1", str(torch.__version__)]
-
-
-def test_a_run_continues_with_the_device_and_precision_it_began_with(place):
-    environment = {"torch_device": "cpu", "acceleration": {"precision": "float32"}}
-    run = begun(place / "run", toy_resolved().config, environment)
-    assert speed_again(run, "auto", None, True, True)[0] == CPU
-    run.write_json("environment.json", {"torch_device": "cuda:7", "acceleration": {"precision": "bf16"}})
-    with pytest.raises(ResourceError, match="cuda:7"):
-        speed_again(run, "auto", None, True, True)
-    assert speed_again(run, "cpu", None, True, True)[1].precision == "float32"
-
-
-@pytest.mark.parametrize("off", [{}, {"compile": False}, {"graph": False}], ids=str)
-def test_what_was_switched_off_stays_off(place, monkeypatch, off):
-    monkeypatch.setattr("ccfa.experiments.running.pick_device", lambda name: torch.device(name))
-    first = Acceleration("bf16", **{"compile": True, "graph": True, **off})
-    environment = {"torch_device": "cuda", "acceleration": plain(first)}
-    run = begun(place / "run", toy_resolved().config, environment)
-    assert speed_again(run, "auto", None, True, True)[1] == first
-    assert speed_again(run, "auto", None, False, False)[1] == Acceleration("bf16", False, False)
-    run.write_json("environment.json", {"torch_device": "cpu", "acceleration": plain(Acceleration())})
-    assert speed_again(run, "cuda", None, True, True)[1] == Acceleration("bf16", True, True)
 
 
 def test_a_copied_run_is_continued(killed, place, undisturbed):
