@@ -132,9 +132,15 @@ def test_nothing_is_written_through_a_link(run, tmp_path, name):
     path.unlink(missing_ok=True)
     path.symlink_to(victim / "20240101" if "." in name else victim)
     before = contents(victim)
-    with pytest.raises(ModelError, match="symbolic link"):
+    with pytest.raises(ModelError, match=name):
         enter(run.path)
     assert contents(victim) == before
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(run):
+    os.mkfifo(run.path / "metrics.jsonl")
+    with pytest.raises(ModelError, match="metrics"):
+        enter(run.path)
 
 
 def test_a_second_process_is_refused_until_the_first_dies(run):

@@ -60,7 +60,7 @@ CHECKPOINT_FORMAT = 2
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder against other processes, which get a LockedError; the lock ends with the process."""
-    _refuse_link(folder / LOCK)
+    _require_plain(folder / LOCK)
     lock = filelock.FileLock(folder / LOCK)
     try:
         lock.acquire(blocking=False)
@@ -136,7 +136,7 @@ class Run:
             raise self._exists()
         with locked(self.path):
             for name in (*FOLDERS, *LOGS, ERRORS):
-                _refuse_link(self.path / name)
+                _require_plain(self.path / name)
             if self.is_begun():
                 if new:
                     raise self._exists()
@@ -239,8 +239,7 @@ class Run:
         """Add a line to a log. If the disk is full, the line is lost; if the directory is gone, the run ends."""
         path = self.path / name
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-            with open(descriptor, "ab") as file:
+            with open(path, "ab") as file:
                 file.write(line.encode(errors="replace") + b"\n")
         except OSError as error:
             if not self.path.is_dir():
@@ -358,6 +357,7 @@ class Run:
         return None
 
 
-def _refuse_link(path: Path) -> None:
-    if path.is_symlink():
-        raise ModelError(f"{path} is a symbolic link. Remove it: a run writes to no place outside of its directory.")
+def _require_plain(path: Path) -> None:
+    """Refuse a link, which leads outside of the directory, and a pipe, for which a writer would wait forever."""
+    if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
+        raise ModelError(f"{path} is a symbolic link, a pipe or a device. Remove it to use the run.")
