@@ -15,7 +15,7 @@ import torch
 
 from ccfa import files
 from ccfa.errors import DivergedError, LockedError, ModelError, Notice, ResourceError, UsageError
-from ccfa.experiments import Experiment, Run, differences, environment, first_stage, resolve, run_directory
+from ccfa.experiments import Experiment, Run, differences, environment, resolve, run_directory
 from ccfa.experiments.run_directory import LOCK, left_alone, locked
 from ccfa.files import read_tensors, write_tensors
 from commands import contents
@@ -35,7 +35,7 @@ def enter(path, config=CONFIG, new=False):
         pass
 
 
-@pytest.mark.parametrize("module", [differences, environment, files, first_stage, run_directory])
+@pytest.mark.parametrize("module", [differences, environment, files, run_directory])
 def test_examples_run(module):
     assert doctest.testmod(module).failed == 0
 

@@ -29,13 +29,7 @@ LAYERS = ("data", "models", "losses", "augmentation", "methods", "learning")  # 
 
 
 class FirstStages:
-    """A folder of networks after the first stage's training, each under the digest of everything it was made from.
-
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> FirstStages(Path(folder.name)).load("0f3a") is None
-    True
-    """
+    """A folder of networks after the first stage's training, each under the digest of everything it was made from."""
 
     def __init__(self, folder: Path) -> None:
         require_place(folder)

@@ -244,7 +244,7 @@ class Run:
         except OSError as error:
             if not self.path.is_dir():
                 raise ResourceError(f"Could not write {path}: its directory is gone.") from error
-            warnings.warn(Notice(f"Lines of {path} are missing: {error.strerror}. The run goes on."), stacklevel=2)
+            warnings.warn(Notice(f"Lines of {path} are missing: {error.strerror}. The run continues."), stacklevel=2)
 
     def log_lengths(self) -> dict[str, int]:
         """Return the length of each log in bytes, once they are on the disk."""
