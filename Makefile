@@ -16,11 +16,9 @@ test: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto --dist worksteal
 
-# Faults at every place, minutes of fuzzing, and random kills; half an hour on two cores. Not part of `test`.
-KILLS ?= 200
+# Faults at every place, minutes of fuzzing, and random kills of every method. Not part of `test`.
 soak: $(VENV)/installed-dev
 	$(BIN)/pytest -n auto -m soak
-	PYTHONPATH=tests $(BIN)/python tests/soak.py --kills $(KILLS)
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .

@@ -13,7 +13,7 @@ from typing import Any
 from ccfa.errors import CcfaError
 
 
-def in_child(function: Callable[[], Any], timeout: float = 30) -> Any:
+def in_child(function: Callable[[], Any], timeout: float = 120) -> Any:
     """What the function returns or raises, called in a child of this process."""
     reading, writing = os.pipe()
     process = os.fork()
@@ -64,7 +64,7 @@ def started(function: Callable[[], Any]) -> int:
         os._exit(code)
 
 
-def wait(process: int, timeout: float = 30) -> int:
+def wait(process: int, timeout: float = 120) -> int:
     """The exit code of a child, negative for the signal that killed it; one that hangs is killed."""
     limit = time.monotonic() + timeout
     while time.monotonic() < limit:

@@ -15,7 +15,7 @@ STEPS = [(0, "main")] * 4 + [(1, "main")] * 4 + [(1, "balanced")] * 2 + [(2, "ma
 
 
 def stoppable_run(path: Path, max_minutes: float | None = None, minutes: float = 0, **options: Any) -> Report:
-    """A toy run, or what is left of it, that heeds signals and stores a checkpoint after each epoch."""
+    """A toy run, or what is left of it, that is stopped by signals and stores a checkpoint after each epoch."""
     with stoppable(max_minutes) as stop:
         return toy_run(path, stop=stop, checkpoint_minutes=minutes, **options)
 

@@ -13,8 +13,8 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,11 @@ from ccfa.errors import DataError, ModelError, ResourceError
 
 TEXT_LIMIT = 2**27  # bytes of a JSON file or a log
 TENSOR_LIMIT = 2**32
-_HEADER_LIMIT = 2**27
+STALE_SECONDS = 3600  # a temporary file that was not written to for so long has no writer any more
 
 
 def read_file(path: Path, limit: int = TEXT_LIMIT) -> bytes:
     """Return the bytes of a file of a run, which is never a link; a ModelError says why it cannot be read."""
-    if path.is_symlink():
-        raise ModelError(f"{path} is a symbolic link.")
     try:
         return read_regular(path, limit, os.O_NOFOLLOW)
     except DataError as error:
@@ -62,19 +60,43 @@ def read_regular(path: Path, limit: int, flags: int = 0) -> bytes:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file in one step: write a temporary file, flush it to the disk, rename it."""
+    """Replace a file in one step: write a temporary file, flush it to the disk, rename it.
+
+    Old temporary files in the folder, which killed writers have left, are removed.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_atomically(Path(folder) / "a.txt", "new")
+    ...     os.listdir(folder)
+    ['a.txt']
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content.encode(errors="replace") if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+    with disk_errors(f"write {path}"):
+        try:
+            with open(temporary, "xb") as file:
+                file.write(content.encode(errors="replace") if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+                now = os.fstat(file.fileno()).st_mtime
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
         sync(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise ResourceError(f"Could not write {path}: {error.strerror}. The previous version is kept.") from error
+    remove_temporaries(path.parent, before=now - STALE_SECONDS)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file has the name of a temporary file of `write_atomically`."""
+    return name.startswith(".") and name.endswith(".tmp")
+
+
+def remove_temporaries(folder: Path, before: float = float("inf")) -> None:
+    """Remove the temporary files in a folder that were last written to before a time."""
+    with suppress(OSError):  # what cannot be removed is in nobody's way
+        for path in [folder / name for name in os.listdir(folder) if is_temporary(name)]:
+            if path.stat().st_mtime < before:
+                path.unlink()
 
 
 def sync(path: Path) -> None:
@@ -89,38 +111,51 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+@contextmanager
+def disk_errors(action: str) -> Iterator[None]:
+    """Turn an error of the disk into a ResourceError that says what could not be done."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(f"Could not {action}: {error.strerror}.") from error
+
+
 def make_folder(path: Path) -> None:
     """Create a folder and its parents if they do not exist."""
-    try:
+    with disk_errors(f"create {path}"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResourceError(f"Could not create {path}: {error.strerror}.") from error
 
 
 def require_place(path: Path) -> None:
     """Check that a folder can be created or written at this path, and leave nothing there."""
-    try:
+    with disk_errors(f"create {path}"):
         whole = path.absolute()
         if whole.is_dir() and os.access(whole, os.W_OK | os.X_OK):
             return
         existing = next(folder for folder in (whole, *whole.parents) if folder.exists())
         os.rmdir(tempfile.mkdtemp(prefix=".ccfa-", dir=existing))
-    except OSError as error:
-        raise ResourceError(f"Could not create {path}: {error.strerror}.") from error
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Turn whatever a damaged file makes a parser do into a ModelError with the file's name."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{path} is damaged: {error}.") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file."""
-    try:
-        content = json.loads(read_file(path))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} should hold a JSON object.")
-    return content
+    content = read_file(path)
+    with damage_named(path):
+        return _object(content)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object as JSON."""
     write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 
@@ -151,7 +186,14 @@ def _safe(cell: Any) -> Any:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Store tensors and JSON facts in one safetensors file with one SHA-256 digest of both."""
+    """Store tensors and JSON facts in one safetensors file with one SHA-256 digest of both.
+
+    >>> import torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_tensors(Path(folder) / "a.safetensors", {"rows": torch.tensor([3, 1])}, {"stage": 2})
+    ...     read_tensors(Path(folder) / "a.safetensors")
+    ({'rows': tensor([3, 1])}, {'stage': 2})
+    """
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(facts)
     # One entry: the order of several would be random, and equal content should make equal bytes.
@@ -161,22 +203,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return tensors and facts as they were stored; any change since then is a ModelError."""
     content = read_file(path, TENSOR_LIMIT)
-    try:
-        length = int.from_bytes(content[:8], "little")
-        if content[8:9] != b"{" or not 0 < length <= min(_HEADER_LIMIT, len(content)):
-            raise ValueError("it is not a safetensors file")
-        digest, _, text = json.loads(content[8 : 8 + length])["__metadata__"]["ccfa"].partition(" ")
-        tensors = load(content)
+    with damage_named(path):
+        tensors = load(content)  # checks the header, which is read once more for the facts
+        header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+        digest, _, text = json.loads(header)["__metadata__"]["ccfa"].partition(" ")
         if digest != _digest(tensors, text):
             raise ValueError("its digest is wrong")
-        facts = json.loads(text)
-        if not isinstance(facts, dict):
-            raise ValueError("its facts are not a JSON object")
-    except MemoryError:
-        raise
-    except Exception as error:  # whatever a damaged file makes a parser do
-        raise ModelError(f"{path} is damaged: {error}.") from error
-    return tensors, facts
+        return tensors, _object(text)
 
 
 def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
@@ -195,17 +228,19 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def read_arrays(path: Path, limit: int = 2**28) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an .npz file, which may unpack to so many bytes; nothing in it is executed."""
+    """Return the arrays of an .npz file of at most `limit` bytes when unpacked; nothing in it is executed."""
     content = read_file(path)
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-            if sum(entry.file_size for entry in stored.zip.infolist()) > limit:
-                raise ValueError("it unpacks to too many bytes")
-            arrays = {name: stored[name] for name in stored.files}
-            if not all(isinstance(array, np.ndarray) for array in arrays.values()):
-                raise ValueError("it holds something else than arrays")
-            return arrays
-    except MemoryError:
-        raise
-    except Exception as error:  # whatever a damaged file makes a parser do
-        raise ModelError(f"{path} is damaged: {error}.") from error
+    with damage_named(path), np.load(io.BytesIO(content), allow_pickle=False) as stored:
+        if sum(entry.file_size for entry in stored.zip.infolist()) > limit:
+            raise ValueError("it unpacks to too many bytes")
+        arrays = {name: stored[name] for name in stored.files}
+        if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+            raise ValueError("it holds something else than arrays")
+        return arrays
+
+
+def _object(text: str | bytes) -> dict[str, Any]:
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError("it should hold a JSON object")
+    return content

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ccfa.reporting.page import write_report
 from toy_runs import Silent, toy_resolved, toy_run
 
 
@@ -32,5 +31,3 @@ def test_a_rule_of_ones_own_is_evaluated(tmp_path):
     assert (report.own, report.overall[-1]) == ("always_zero", pytest.approx(share))
     assert list(report.rules) == ["logits", "nearest_mean", "always_zero"]
     assert report.rules["logits"].overall != report.overall
-    write_report(tmp_path / "run")
-    assert "by always zero" in (tmp_path / "run" / "report.html").read_text()

@@ -1,104 +1,99 @@
-"""Several processes at once: one writes a run directory, others read it whole."""
+"""Several processes and threads at once, and what a process may use up."""
 
-import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
-from ccfa.errors import LockedError
-from ccfa.experiments import Run
-from children import wait
+from ccfa.data import split
+from ccfa.errors import ResourceError
+from ccfa.experiments import Experiment, Run
+from ccfa.experiments.experiment import Resolved
+from children import in_child, limit_memory, wait
 from commands import environment
 from digests import run_digest
-from dying import checkpoints, start, status, stoppable_run
-from toy_runs import toy_run
-
-
-def until(condition, timeout=20):
-    limit = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.005)
-
-
-@pytest.fixture
-def writing(place):
-    """A run under way in another process, which sleeps for a second inside its second stage."""
-    process = start(place / "run", "step:6:sleep")
-    until(lambda: checkpoints(place / "run"))
-    yield place / "run", process
-    try:
-        os.kill(process, signal.SIGKILL)
-        wait(process)
-    except (ProcessLookupError, ChildProcessError):
-        pass
-
-
-@pytest.mark.parametrize("text", [None, b"", b"{", b'{"pid": 1}', b"\xff" * 5000])
-def test_a_second_run_in_a_directory_is_refused_at_once(writing, text):
-    path, process = writing
-    if text is not None:
-        (path / ".lock").write_bytes(text)  # it is information only: the kernel's lock decides
-    with pytest.raises(LockedError, match=r"is being written by another process") as error:
-        stoppable_run(path)
-    assert error.value.exit_code == 7
-    assert f"({process} on {socket.gethostname()})" in str(error.value)
-
-
-def test_the_lock_of_a_dead_process_is_taken_at_once(writing, undisturbed):
-    path, process = writing
-    os.kill(process, signal.SIGKILL)
-    wait(process)
-    assert status(path)["pid"] == process
-    stoppable_run(path)
-    assert run_digest(path) == undisturbed
+from dying import checkpoints, start, stoppable_run
+from toy_runs import Silent, toy_run
+from toys import Shortened, tiny, toy_images
 
 
 def test_readers_never_see_half_a_file(place):
     path = place / "run"
     process = start(path)
-    until((path / "config.json").exists)
-    directory, read = Run(path), 0
+    while not (path / "config.json").exists():
+        time.sleep(0.005)
+    run, read = Run(path), 0
     while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         if (path / "status.json").exists():
-            assert directory.status["state"] in ("running", "finished")
-        directory.read_json("config.json")
+            assert run.status["state"] in ("running", "finished")
         if (path / "report.json").exists():
-            assert directory.report().overall
+            assert run.report().overall
         for stage in range(3):
             if (path / "exemplars" / f"stage-{stage:03d}.json").exists():
-                directory.read_exemplars(stage)
-                directory.read_predictions(stage)
+                run.read_exemplars(stage)
+                run.read_predictions(stage)
         read += 1
     assert wait(process) == 0
-    assert read > 50
+    assert read
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_runs_in_processes_however_they_are_started(place, undisturbed, method):
-    process = multiprocessing.get_context(method).Process(target=toy_run, args=(place / "run",))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    assert run_digest(place / "run") == undisturbed
-
-
-def test_runs_in_threads_and_one_after_the_other(place, undisturbed):
+def test_runs_in_threads_end_the_same_and_handlers_stay(place, undisturbed):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     threads = [threading.Thread(target=stoppable_run, args=(place / name,)) for name in ("a", "b")]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    stoppable_run(place / "c")
-    assert {run_digest(place / name) for name in "abc"} == {undisturbed}
+    assert {run_digest(place / name) for name in "ab"} == {undisturbed}
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+def test_a_batch_that_does_not_fit_is_named_with_its_size(place):
+    images = toy_images(num_classes=2, per_class=4000)
+    method = tiny("finetune")
+    method = replace(method, phases=Shortened(method.phases, 1, 8000))
+    resolved = Resolved(Experiment("finetune"), method, images, images, split(2, 2, ()), "", (0, 1), ())
+
+    def too_large():
+        limit_memory(150_000_000)
+        toy_run(place / "run", resolved)
+
+    with pytest.raises(ResourceError, match=r"batch size 8000: .*--set batch_size=4000"):
+        in_child(too_large)
+
+
+class Watcher(Silent):
+    """Notes memory, open files and threads after each stage."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_stage(self, stage, result):
+        with open("/proc/self/statm", encoding="ascii") as file:
+            resident = int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+        self.seen.append((resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+
+
+@pytest.mark.parametrize("num_stages", [8, pytest.param(50, marks=pytest.mark.soak)])
+def test_stages_leave_nothing_behind(place, num_stages):
+    images, watcher = toy_images(num_stages, per_class=4), Watcher()
+    stages = split(num_stages, 1, 1)
+    resolved = Resolved(Experiment("podnet"), tiny("podnet", epochs=1), images, images, stages, "", (), ())
+
+    def watched():
+        toy_run(place / "run", resolved, watcher)
+        return watcher.seen
+
+    memory, files, threads = zip(*in_child(watched, timeout=300)[4:], strict=True)
+    assert max(memory) - memory[0] < 40_000_000
+    assert len(set(files)) == len(set(threads)) == 1
+    assert len(checkpoints(place / "run")) == 1
 
 
 def test_importing_does_nothing(tmp_path):

@@ -1,4 +1,4 @@
-"""Two configurations side by side, where they differ."""
+"""The differences of two configurations, side by side."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,16 +8,20 @@ WIDTH = 40
 
 
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Each value that is not the same in both, by its dotted name; None where one has it not."""
+    """Return both values of everything that differs, by its dotted name; None stands for a missing value.
+
+    >>> differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}})
+    {'a.c': (2, 3)}
+    """
     before, after = dict(leaves(stored)), dict(leaves(now))
     names = sorted(before.keys() | after.keys())
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
 
 
 def leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested dictionaries with the way to it, `phases.later.0.epochs`.
+    """Yield every value of nested dictionaries with its dotted name, `phases.later.0.epochs`.
 
-    Lists are entered where they hold dictionaries or lists; what is empty, and a list of plain values, is a value.
+    Lists are entered if they hold dictionaries or lists. A list of plain values is one value, and so is anything empty.
     """
     items = list(content.items()) if isinstance(content, Mapping) else []
     if isinstance(content, list) and any(isinstance(item, Mapping | list) for item in content):
@@ -29,7 +33,7 @@ def leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def two_columns(found: Mapping[str, tuple[Any, Any]], first: str = "stored", second: str = "now") -> str:
-    """Differences as lines of text: the name, the first value, the second one."""
+    """Return differences as lines of text: the name, the first value, the second value."""
     rows = [("", first, second)]
     rows += [(name, _short(stored), _short(now)) for name, (stored, now) in found.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]

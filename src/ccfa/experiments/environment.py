@@ -1,4 +1,4 @@
-"""Where and how a run happens."""
+"""The environment of a run, as environment.json stores it."""
 
 import os
 import platform
@@ -15,7 +15,11 @@ from ccfa.learning.acceleration import Acceleration, describe_device
 
 
 def environment(device: torch.device, acceleration: Acceleration) -> dict[str, Any]:
-    """Where and how a run happens: versions, device, precision, commit."""
+    """Return versions, commit, device, precision and threads as plain values.
+
+    >>> environment(torch.device("cpu"), Acceleration())["torch_device"]
+    'cpu'
+    """
     return {
         "ccfa": ccfa.__version__,
         "commit": _commit(),
@@ -31,14 +35,14 @@ def environment(device: torch.device, acceleration: Acceleration) -> dict[str, A
 
 
 def _commit() -> str:
-    """The commit of the source, where the package runs from a checkout; `+` marks uncommitted changes.
+    """Return the commit of the source if the package runs from a checkout; `+` marks uncommitted changes.
 
-    CCFA_COMMIT comes before it, for copies of a checkout that have no history or another one.
+    The variable CCFA_COMMIT takes precedence, for copies of a checkout that have no history or another one.
     """
-    if told := os.environ.get("CCFA_COMMIT"):
-        return told
+    if commit := os.environ.get("CCFA_COMMIT"):
+        return commit
     try:
-        # Installed inside somebody else's checkout, this file is not tracked, and their commit says nothing about us.
+        # In a virtual environment inside another project's checkout, this file is not tracked: that commit is not ours.
         _git("ls-files", "--error-unmatch", Path(__file__).name)
         return _git("describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*")
     except (OSError, subprocess.SubprocessError):

@@ -39,56 +39,52 @@ class FirstStages:
     def learn(
         self, learner: Learner, stage: Stage, key: str, on_turn: Callable[[float], None] = lambda seconds: None
     ) -> None:
-        """Learn the first stage, or take it from the one who has: same weights, same everything after.
+        """Learn the first stage, or take the weights of a run that has learned it.
 
-        `on_turn` is told for how many seconds another run of this process, which may have trained it, was waited for.
+        `on_turn` receives the seconds for which this run waited while another run of the process trained.
         """
         began = time.monotonic()
         with self._locks[key]:  # of several runs in this process, one trains and the others wait
             on_turn(time.monotonic() - began)
-            learner.on_pause()  # all may have been asked to stop meanwhile
+            learner.on_pause()  # the runs may have been stopped meanwhile
             learner.begin(stage)
             trained = self.load(key)
             if trained is None:
                 learner.optimise()
-                self._store_or_warn(key, learner.network)
+                try:
+                    self.store(key, learner.network)
+                except ResourceError as error:  # the run itself does not need the file
+                    warnings.warn(Notice(f"{error} This first stage is not kept for other runs."), stacklevel=2)
             else:
-                learner.interrupted.clear()  # what was begun here, another run has finished
+                learner.interrupted.clear()  # another run has finished what was begun here
                 learner.network.head.drop_auxiliary()
                 take_over(learner.network, trained)
         learner.conclude()
 
     def path(self, key: str) -> Path:
-        """Where the network of a key is."""
+        """Return where the network of a key is."""
         return self.folder / f"{key}.safetensors"
 
     def load(self, key: str) -> Mapping[str, Tensor] | None:
-        """The weights of a key, or None where nobody has trained them yet."""
-        path = self.path(key)
-        if not path.exists():
+        """Return the weights of a key, or None if no run has trained them yet."""
+        if not self.path(key).exists():
             return None
         try:
-            weights, facts = read_tensors(path)
+            weights, facts = read_tensors(self.path(key))
+            if facts != {"first_stage": key}:
+                raise ModelError(f"{self.path(key)} is another first stage.")
         except ModelError as error:
             raise ModelError(f"{error} Remove it to train that first stage again.") from error
-        if facts != {"first_stage": key}:
-            raise ModelError(f"{path} is another first stage. Remove it to train that first stage again.")
         return weights
 
     def store(self, key: str, network: torch.nn.Module) -> None:
-        """Keep a network for others."""
+        """Keep a network for other runs."""
         make_folder(self.folder)
         write_tensors(self.path(key), network.state_dict(), {"first_stage": key})
 
-    def _store_or_warn(self, key: str, network: torch.nn.Module) -> None:
-        try:
-            self.store(key, network)
-        except ResourceError as error:  # what others would save is not worth a run
-            warnings.warn(Notice(f"{error} This first stage is not kept for other runs."), stacklevel=2)
-
 
 def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torch.device) -> str:
-    """The digest of all that the first stage reads: parts of the method, data, seeds, precision, code."""
+    """Return a digest of everything the first stage reads: parts of the method, data, seeds, precision, code."""
     method, stage = resolved.method, resolved.stages[0]
     read = {
         "data": resolved.train.fingerprint,  # hashed once for all runs on these images
@@ -123,7 +119,7 @@ def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torc
 
 @functools.cache
 def _code_digest(package: Path) -> str:
-    """The digest of the source a first stage is computed by; commands and reports may change without retraining it."""
+    """Return a digest of the layers that train; commands and reports may change without another first stage."""
     digest = hashlib.sha256()
     for path in sorted(path for layer in LAYERS for path in (package / layer).rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())

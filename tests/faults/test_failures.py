@@ -1,0 +1,185 @@
+"""Runs that are stopped or fail in this process, and end as if they had not been."""
+
+import json
+import shutil
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from ccfa.errors import DivergedError, ModelError, Notice, ResourceError, Stopped
+from ccfa.experiments import Run
+from ccfa.experiments.stopping import Stop
+from ccfa.files import read_tensors, write_tensors
+from digests import run_digest
+from dying import STEPS, checkpoints, status
+from toy_runs import Silent, toy_resolved, toy_run
+from zoo import write_noise
+
+
+class StopAfter(Stop):
+    """Stops a run at the n-th check."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.left = number
+
+    def asked(self):
+        self.left -= 1
+        return 143 if self.left < 0 else None
+
+
+def test_stopped_after_every_so_many_steps_it_ends_the_same(place, undisturbed):
+    path, resolved, messages = place / "run", toy_resolved(), []
+    for number in range(3, 100):  # longer each time: an evaluation is done again from its beginning
+        try:
+            toy_run(path, resolved, stop=StopAfter(number), checkpoint_minutes=1000)
+            break
+        except Stopped as stopped:
+            messages.append((stopped.code, stopped.message))
+        assert status(path)["state"] == "interrupted"
+    assert len(messages) > 3
+    assert all(code == 143 and f"ccfa resume {path}" in message for code, message in messages)
+    assert run_digest(path) == undisturbed
+
+
+def test_a_stop_between_two_steps_is_saved_at_that_step(place):
+    with pytest.raises(Stopped, match=r"stage 1, phase main, epoch 1 of \d+; saved"):
+        toy_run(place / "run", stop=StopAfter(0), checkpoint_minutes=1000)
+    stored = Run(place / "run").load_checkpoint().state["stage_seconds"]
+    audience = Silent()
+    report = toy_run(place / "run", audience=audience)
+    assert audience.num_batches == len(STEPS) - 1
+    assert audience.stages == [0, 1, 2]
+    rows = (place / "run" / "stages.csv").read_text().splitlines()[1:]
+    assert 0 < stored < report.seconds
+    assert report.seconds == pytest.approx(sum(float(row.split(",")[-1]) for row in rows), abs=0.5)
+
+
+def test_an_error_leaves_a_traceback_and_finished_stages_stay(place, undisturbed, fail):
+    path = place / "run"
+    for fault in ("step:9:raise", "evaluate:2:raise"):
+        fail(fault)
+        with pytest.raises(RuntimeError):
+            toy_run(path)
+        assert status(path)["state"] == "failed"
+    Run(path).set_status("finished")
+    assert not Run(path).is_finished(), "the report decides"
+    audience = Silent()
+    toy_run(path, audience=audience)
+    assert audience.stages == [0, 1, 2]
+    assert audience.num_batches == STEPS.count((2, "main")) + STEPS.count((2, "balanced"))
+    errors = (path / "errors.txt").read_text()
+    assert errors.count("Traceback") == 2
+    assert "RuntimeError" in errors
+    assert len((path / "log.txt").read_text().splitlines()) == 3
+    assert run_digest(path) == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("step", "minutes", "stop", "where"),
+    [(7, 0, None, (1, 1)), (1, 1000, Stop(max_minutes=0), (0, 0)), (1, 1000, None, (0, 0))],
+    ids=["checkpoint due", "stopped", "epoch"],
+)
+def test_training_that_diverges_keeps_finite_checkpoints(place, undisturbed, fail, step, minutes, stop, where):
+    path = place / "run"
+    fail(f"step:{step}:nan")
+    message = rf"stage {where[0] + 1}, phase main, epoch {where[1] + 1}.* learning rate of 0\.\d"
+    with pytest.raises(DivergedError, match=message):
+        toy_run(path, stop=stop, checkpoint_minutes=minutes)
+    assert status(path)["state"] == "failed"
+    diagnosis = json.loads((path / "diagnosis.json").read_text())
+    assert (diagnosis["stage"], diagnosis["epoch"]) == where
+    assert diagnosis["lr"] > 0
+    assert {"classification", "loss"} <= diagnosis["losses"].keys()
+    assert "nan" in diagnosis["largest_weights"].values()
+    for stored in checkpoints(path):
+        assert all(tensor.isfinite().all() for tensor in load(stored.read_bytes()).values())
+    toy_run(path)
+    assert run_digest(path) == undisturbed
+
+
+def test_running_out_of_memory_can_be_continued(place, undisturbed, fail):
+    fail("step:7:oom")
+    with pytest.raises(ResourceError, match=r"--set batch_size=8"):
+        toy_run(place / "run")
+    assert status(place / "run")["state"] == "failed"
+    toy_run(place / "run")
+    assert run_digest(place / "run") == undisturbed
+
+
+def test_another_environment_is_noted(place):
+    resolved = toy_resolved()
+    with pytest.raises(Stopped):
+        toy_run(place / "run", resolved, stop=StopAfter(0))
+    with warnings.catch_warnings(action="error", category=Notice), pytest.raises(Stopped):
+        toy_run(place / "run", resolved, stop=StopAfter(0))  # the same environment
+    run = Run(place / "run")
+    run.write_json("environment.json", {**run.environment, "torch": "0.4.1"})
+    with pytest.warns(Notice, match=r"torch +\"0\.4\.1\" +\"\d"), pytest.raises(Stopped):
+        toy_run(run.path, resolved, stop=StopAfter(0))
+    (resumed,) = run.environment["resumed"]
+    assert resumed["differences"]["torch"] == ["0.4.1", str(torch.__version__)]
+
+
+def test_a_copied_run_is_continued(killed, place, undisturbed):
+    copied = shutil.copytree(killed, place / "elsewhere" / "copied", copy_function=shutil.copy)
+    (copied / "predictions" / "stage-000.safetensors").chmod(0o444)
+    toy_run(copied)
+    assert run_digest(copied) == undisturbed
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_damaged_checkpoint_costs_only_time(killed, undisturbed, kept):
+    for path in checkpoints(killed)[kept:]:
+        path.write_bytes(b"")
+    with pytest.warns(Notice, match="damaged-"):
+        toy_run(killed)
+    assert run_digest(killed) == undisturbed
+
+
+def test_a_run_on_other_data_is_not_continued(call, tmp_path, fail):
+    for seed, name in enumerate(("ant", "bee")):
+        write_noise(tmp_path / "photos" / name, 6, seed)
+    words = ("--data", "photos", "--image-size", "8", "--set", "backbone=small", "epochs=1", "--out", "run")
+    fail("evaluate:2:sigterm")
+    code, _, err = call("run", "finetune", *words)
+    assert (code, "ccfa resume run" in err) == (143, True)
+    fail("")
+    first, other = (tmp_path / "photos" / name / "0.png" for name in ("ant", "bee"))
+    kept = first.read_bytes()
+    shutil.copy(other, first)
+    code, _, err = call("resume", "run")
+    assert code == 4
+    assert "resolved.fingerprints" in err
+    first.write_bytes(kept)
+    assert call("resume", "run")[0] == 0
+
+
+STATES = ("learner", "rows", "log_lengths", "seconds", "stage_seconds")
+CONTRADICTIONS = {
+    **{f"no {name}": lambda tensors, state, name=name: state.pop(name) for name in STATES},
+    **{f"text as {name}": lambda tensors, state, name=name: state.update({name: "x"}) for name in STATES},
+    "no stage": lambda tensors, state: state["learner"].pop("stage"),
+    "other classes": lambda tensors, state: state["learner"].update(num_classes_stored=99),
+    "other outputs": lambda tensors, state: state["learner"].update(num_auxiliary=3),
+    "rows that do not exist": lambda tensors, state: tensors["memory.0"].add_(10**6),
+    "negative rows": lambda tensors, state: tensors["memory.0"].neg_(),
+    "rows of another class": lambda tensors, state: tensors["memory.0"].copy_(tensors["memory.1"]),
+    "rows that are no integers": lambda tensors, state: tensors.update({"memory.0": torch.zeros(3)}),
+    "no rows": lambda tensors, state: tensors.pop("memory.1"),
+    "no weights": lambda tensors, state: [tensors.pop(name) for name in list(tensors) if "conv" in name],
+}
+
+
+@pytest.mark.parametrize("change", CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
+def test_a_checkpoint_that_contradicts_itself_is_refused(killed, change):
+    newest = checkpoints(killed)[-1]
+    tensors, facts = read_tensors(newest)
+    change(tensors, facts["state"])
+    write_tensors(newest, tensors, facts)
+    before = (killed / "metrics.jsonl").read_bytes()
+    with pytest.raises(ModelError):
+        toy_run(killed)
+    assert (killed / "metrics.jsonl").read_bytes() == before
