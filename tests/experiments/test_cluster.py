@@ -118,11 +118,6 @@ def test_impossible_limits_are_refused(tmp_path, limit):
         submit([words("run")], tmp_path, **limit)
 
 
-def test_no_command_is_no_job(tmp_path):
-    assert submit([], tmp_path / "jobs") == []
-    assert not (tmp_path / "jobs").exists()
-
-
 # Jobs on this machine, without Slurm.
 
 
@@ -149,7 +144,6 @@ def test_a_local_job_continues_after_a_signal(place, undisturbed, number):
     assert continued(job, place / "run", undisturbed)
 
 
-@pytest.mark.slow
 def test_a_failing_job_gives_the_reason(place):
     (job,) = submit([["ccfa", "rum"]], place / "jobs", **ONE_JOB, local=True)
     assert "Exit code 2: ccfa rum" in str(job.exception())

@@ -36,7 +36,7 @@ from ccfa.reporting.showing import require_minutes, sweep_shown
 from ccfa.reporting.values import Value, counted
 
 SLURM_MINUTES = 240  # the time limit of a job by default
-MARGIN = 0.25  # minutes for saving the runs when the time is up
+MARGIN = 0.25  # minutes
 CLOSE = 0.6  # points: what counts as reproduced
 COST = (
     "~: what the missing runs would cost, in minutes of one H200 that eight runs share; the first stage is counted "
@@ -105,7 +105,7 @@ class Wanted:
     def nothing_to_do(self) -> str:
         """Return what to print if no run is missing."""
         impossible = counted(sum(not can_run(cell.setting) for cell in self.cells()), "cell")
-        return f"No run is missing. {impossible} cannot be run here, for want of the data or of the method."
+        return f"No run is missing. {impossible} cannot be run here, because the data or the method is not available."
 
     @property
     def shared_stages(self) -> Path:
@@ -372,6 +372,7 @@ def fill_shown(
     if not experiments:
         console.print(wanted.nothing_to_do())
         return
+    # The run at work when the time is up needs some for being saved.
     limit = None if minutes is None else max(minutes - MARGIN, minutes / 2)
     try:
         sweep_shown(
