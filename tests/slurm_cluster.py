@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from getpass import getuser
 from pathlib import Path
+from unittest import mock
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo")
 MISSING = [name for name in PROGRAMS if shutil.which(name) is None]
@@ -64,10 +65,11 @@ def slurm(folder: Path) -> Iterator[None]:
     files = {"key": "key", "socket": "munge.socket", "pid": "munged.pid", "log": "munged.log", "seed": "munged.seed"}
     munged = ["munged", "--foreground", "--force", f"--socket={folder / files.pop('socket')}"]
     munged += [f"--{kind}-file={folder / name}" for kind, name in files.items()]
-    before = os.environ.get("SLURM_CONF")
-    os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
-    with ExitStack() as started, open(folder / "daemons.log", "wb") as log:
-        started.callback(_restore, before)
+    with (
+        ExitStack() as started,
+        open(folder / "daemons.log", "wb") as log,
+        mock.patch.dict(os.environ, SLURM_CONF=str(folder / "slurm.conf")),
+    ):
         for words in (munged, ["slurmctld", "-D", "-c"], ["slurmd", "-D"]):
             daemon = subprocess.Popen(words, stdout=log, stderr=log)
             started.callback(_end, daemon)
@@ -103,9 +105,3 @@ def _end(daemon: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         daemon.kill()
         daemon.wait()
-
-
-def _restore(before: str | None) -> None:
-    del os.environ["SLURM_CONF"]
-    if before is not None:
-        os.environ["SLURM_CONF"] = before

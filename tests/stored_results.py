@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ccfa.evaluation import METRICS, Numbers, Report
 from ccfa.experiments.building import experiment_method
-from ccfa.experiments.cells import Setting, experiment_for
 from ccfa.experiments.options import describe, plain
+from ccfa.experiments.tables import Setting, experiment_for
 
 GOLDEN = Path(__file__).parent / "evaluation" / "golden" / "report-f908272.json"
 PODNET = Setting("cifar100", "B50-inc10", "podnet")

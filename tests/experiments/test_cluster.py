@@ -1,3 +1,5 @@
+"""Commands as Slurm jobs: what an exit code means, what is refused, and jobs that are stopped and continue."""
+
 import os
 import shlex
 import signal
@@ -12,8 +14,9 @@ import pytest
 from ccfa.errors import CcfaError, UsageError
 from ccfa.experiments import cluster
 from ccfa.experiments.cluster import Continued, submit
-from commands import COMMAND, command, environment
+from commands import COMMAND, environment
 from digests import run_digest
+from digit_runs import digit_run
 from dying import status
 from slurm_cluster import MISSING, NotStartedError, slurm
 
@@ -29,10 +32,8 @@ def words(out, run=RUN):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed")
-    result = command(*RUN, "--out", "run", cwd=folder)
-    assert result.returncode == 0, result.stderr
-    return run_digest(folder / "run")
+    path = tmp_path_factory.mktemp("undisturbed") / "run"
+    return run_digest(digit_run(path, "finetune", scenario="5,5", options={"epochs": "2"}).path)
 
 
 @pytest.fixture
@@ -60,84 +61,61 @@ def has_begun(run):
     return (run / "metrics.jsonl").exists() and "\n" in (run / "metrics.jsonl").read_text()
 
 
+def starts(job):
+    return (job.stdout() or "").count("Loading pickle")
+
+
 def succeeds(job):
     wait_for(job.done)
     return job.result() is None
 
 
-def starts(job):
-    return (job.stdout() or "").count("Loading pickle")
+def continued(job, run, undisturbed):
+    """Whether a job was stopped once, saved its run, and ended as one that was not stopped."""
+    return succeeds(job) and starts(job) == 2 and "; saved" in job.stdout() and run_digest(run) == undisturbed
 
 
-# What the exit code of a command means for its job.
-
-
-@pytest.fixture
-def ended(monkeypatch):
-    """The exit code with which submitit queues a job again, and commands that end with a code of choice."""
-
+@pytest.mark.parametrize(
+    ("code", "cancelled", "ending"),
+    [
+        (0, False, None),
+        *((code, False, "queued again") for code in (75, 138, 140, 143)),
+        *((code, True, code) for code in (140, 143)),
+        *((code, False, f"Exit code {code}: ccfa run 'a b'") for code in (1, 2, 7, 130, 137)),
+    ],
+)
+def test_what_exit_codes_mean(monkeypatch, code, cancelled, ending):
     def queue_again(number, frame):
         raise SystemExit("queued again")
 
-    before = signal.signal(signal.SIGUSR2, queue_again)
-    monkeypatch.setattr(cluster, "_is_left_to_us", lambda: True)
-    yield lambda code: monkeypatch.setattr(cluster, "exit_code", lambda words: code)
-    signal.signal(signal.SIGUSR2, before)
+    monkeypatch.setattr(signal, "getsignal", lambda number: queue_again)
+    monkeypatch.setattr(cluster, "_is_left_to_us", lambda: not cancelled)
+    monkeypatch.setattr(cluster, "exit_code", lambda words: code)
+    try:
+        ended = Continued(("ccfa", "run", "a b"))()
+    except SystemExit as stopped:
+        ended = stopped.code
+    except CcfaError as error:
+        ended = str(error)
+    assert ended == ending
 
 
-def test_success_ends_the_job(ended):
-    ended(0)
-    assert Continued(("ccfa", "run"))() is None
-
-
-@pytest.mark.parametrize("code", [75, 138, 140, 143])
-def test_a_stopped_command_is_queued_again(ended, code):
-    ended(code)
-    with pytest.raises(SystemExit) as ending:
-        Continued(("ccfa", "run"))()
-    assert ending.value.code == "queued again"
-
-
-@pytest.mark.parametrize("code", [140, 143])
-def test_a_cancelled_job_is_not_queued_again(ended, monkeypatch, code):
-    ended(code)
-    monkeypatch.setattr(cluster, "_is_left_to_us", lambda: False)
-    with pytest.raises(SystemExit) as ending:
-        Continued(("ccfa", "run"))()
-    assert ending.value.code == code
-
-
-@pytest.mark.parametrize("code", [1, 2, 5, 6, 7, 130, 137])
-def test_any_other_code_fails_the_job(ended, code):
-    ended(code)
-    with pytest.raises(CcfaError, match=f"{code}: ccfa run 'a b'"):
-        Continued(("ccfa", "run", "a b"))()
-
-
-# What can be wrong before anything is submitted.
-
-
-def test_without_submitit_the_extra_is_named(tmp_path, monkeypatch):
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UsageError, match=r"ccfa\[cluster\]"):
         submit([words("run")], tmp_path)
 
 
-def test_without_slurm_the_plan_is_named(tmp_path, monkeypatch):
+def test_a_machine_without_slurm_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="--plan"):
+    with pytest.raises(UsageError, match="sbatch"):
         submit([words("run")], tmp_path)
 
 
 @pytest.mark.parametrize("limit", [{"minutes": 0}, {"gpus": -1}, {"cpus": 0}, {"at_once": 0}])
-def test_a_job_needs_something_of_everything(tmp_path, limit):
+def test_impossible_limits_are_refused(tmp_path, limit):
     with pytest.raises(UsageError, match=next(iter(limit))):
         submit([words("run")], tmp_path, **limit)
-
-
-def test_nothing_to_do_is_no_job(tmp_path):
-    assert submit([], tmp_path / "jobs") == []
-    assert not (tmp_path / "jobs").exists()
 
 
 # Jobs on this machine, without Slurm.
@@ -159,21 +137,17 @@ def child_of(process):
         pytest.param(signal.SIGTERM, marks=pytest.mark.soak),
     ],
 )
-def test_a_job_that_gets_a_signal_continues_and_ends_the_same(place, undisturbed, number):
+def test_a_local_job_continues_after_a_signal(place, undisturbed, number):
     (job,) = submit([words("run")], place / "jobs", **ONE_JOB, local=True)
     wait_for(lambda: has_begun(place / "run"))
     os.kill(child_of(int(job.job_id)), number)
-    assert succeeds(job)
-    assert starts(job) == 2
-    assert "; saved" in job.stdout()
-    assert run_digest(place / "run") == undisturbed
+    assert continued(job, place / "run", undisturbed)
 
 
-@pytest.mark.slow
-def test_a_job_that_fails_says_so(place):
-    (job,) = submit([["ccfa", "run", "podnext"]], place / "jobs", **ONE_JOB, local=True)
-    assert "Exit code 2: ccfa run podnext" in str(job.exception())
-    assert "podnet" in job.stdout()
+def test_a_failing_job_gives_the_reason(place):
+    (job,) = submit([["ccfa", "rum"]], place / "jobs", **ONE_JOB, local=True)
+    assert "Exit code 2: ccfa rum" in str(job.exception())
+    assert "sweep" in job.stdout()  # the verbs that there are
     assert starts(job) == 1
 
 
@@ -193,13 +167,13 @@ def real_slurm():
 
 
 def state(job):
-    """What Slurm says of a job; nothing if it has forgotten it."""
-    asked = ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job.job_id}"]
-    return subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    """The state of a job; empty if Slurm has forgotten it."""
+    words = ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job.job_id}"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.mark.slow
-def test_jobs_that_slurm_stops_continue_and_end_the_same(place, undisturbed, real_slurm):
+def test_stopped_slurm_jobs_continue(place, undisturbed, real_slurm):
     # The last task of an array has the array's own job number.
     stops = {"requeued": ["scontrol", "requeue"], "signalled": ["scancel", "--signal=USR2"]}
     jobs = submit([words(out) for out in stops], place / "jobs", partition="low", **ONE_JOB)
@@ -209,21 +183,15 @@ def test_jobs_that_slurm_stops_continue_and_end_the_same(place, undisturbed, rea
         for out in [out for out in left if has_begun(place / out)]:
             subprocess.run([*stops[out], left.pop(out).job_id], check=True)
     for out, job in zip(stops, jobs, strict=True):
-        assert succeeds(job)
-        assert starts(job) == 2
-        assert "; saved" in job.stdout()
-        assert run_digest(place / out) == undisturbed
+        assert continued(job, place / out, undisturbed)
 
 
 @pytest.mark.soak
-def test_a_preempted_job_is_queued_again_and_ends_the_same(place, undisturbed, real_slurm):
+def test_a_preempted_job_continues(place, undisturbed, real_slurm):
     (job,) = submit([words("run")], place / "jobs", partition="low", **ONE_JOB)
     wait_for(lambda: has_begun(place / "run"))
     subprocess.run(["sbatch", "--partition=high", "--exclusive", "--wrap=true"], check=True, capture_output=True)
-    assert succeeds(job)
-    assert starts(job) == 2
-    assert "; saved" in job.stdout()
-    assert run_digest(place / "run") == undisturbed
+    assert continued(job, place / "run", undisturbed)
 
 
 @pytest.mark.soak
@@ -238,13 +206,13 @@ def test_a_cancelled_job_saves_and_stays_cancelled(place, real_slurm):
 
 
 @pytest.mark.slow
-def test_what_slurm_refuses_is_told(place, real_slurm):
+def test_refused_jobs_are_an_error(place, real_slurm):
     with pytest.raises(UsageError, match="partition"):
         submit([words("run")], place / "jobs", partition="nowhere", **ONE_JOB)
 
 
 @pytest.mark.soak
-def test_a_job_out_of_time_saves_and_is_queued_again(place, real_slurm, monkeypatch):
+def test_a_job_out_of_time_is_queued_again(place, real_slurm, monkeypatch):
     monkeypatch.setenv("CCFA_FAIL", ",".join(f"step:{number}:sleep" for number in range(1, 600)))
     longer = [*RUN[:4], "--set", "epochs=40", "--device", "cpu"]
     (job,) = submit([words("run", longer)], place / "jobs", partition="low", **{**ONE_JOB, "minutes": 1})

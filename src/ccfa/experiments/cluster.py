@@ -1,4 +1,4 @@
-"""Commands as jobs of a Slurm cluster, through submitit; a job that is stopped is queued again and continues."""
+"""Submit `ccfa` commands as jobs of a Slurm cluster, through submitit. A stopped job is queued again and continues."""
 
 import os
 import shlex
@@ -10,51 +10,51 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ccfa.errors import CcfaError, ResourceError, UsageError
+from ccfa.errors import CcfaError, UsageError
 from ccfa.experiments.stopping import HEEDED, TIME_LIMIT_CODE
 
 if TYPE_CHECKING:
     from submitit import Job
     from submitit.helpers import DelayedSubmission
 
-WARNING_SECONDS = 90  # before a job's time is over: the time a run has to save itself
-MAX_TIMEOUTS = 1000  # submitit gives a job up after so many; a long run on short jobs needs dozens
+WARNING_SECONDS = 90  # between the signal and the end of a job's time, for saving the run
+MAX_TIMEOUTS = 1000  # after which submitit gives a job up; a long run on short jobs needs dozens
 PREEMPTION = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 CONTINUABLE = {TIME_LIMIT_CODE, *(128 + number for number in PREEMPTION)}
 
 
 @dataclass(frozen=True)
 class Continued:
-    """A `ccfa` command as the function of a submitit job: stopped early, it is queued again and continues.
+    """A `ccfa` command as the function of a submitit job.
 
-    The command is a child process: its exit code says what to do next, also after a crash that Python cannot catch.
+    The command is a child process, because its exit code says what to do next even after a crash of the interpreter.
     """
 
     command: tuple[str, ...]
 
     def __call__(self) -> None:
-        """Run the command; raise if it fails, and end this process if it was stopped."""
-        # submitit's handler calls `checkpoint`, queues the job again and exits; its signal is a user's choice.
+        """Run the command. Queue the job again if the command was stopped, and raise an error if it failed."""
+        # submitit's handler calls `checkpoint`, queues the job again and exits. Users can choose its signal.
         queue_again = next(filter(callable, map(signal.getsignal, (signal.SIGUSR2, signal.SIGUSR1))))
         code = exit_code([sys.executable, "-m", "ccfa.cli", *self.command[1:]])
         if code in CONTINUABLE:
             if _is_left_to_us():
                 queue_again(signal.SIGUSR2, None)
-            sys.exit(code)  # no error of the job's: Slurm ends it, or has queued it again itself
+            sys.exit(code)  # the job did not fail: it was cancelled, or Slurm has queued it again itself
         if code != 0:
             raise CcfaError(f"Exit code {code}: {shlex.join(self.command)}")
 
     def checkpoint(self) -> "DelayedSubmission":
-        """What the job does next time: the same, since the command continues from the run directory."""
+        """Return what the job does next time: the same command, which continues from the run directory."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 def exit_code(command: Sequence[str]) -> int:
-    """How the command ended; the signals that `ccfa run` heeds are passed on to it, and it ends when it has saved."""
+    """Run a command and return its exit code; signals are passed on to it, so that it can save itself."""
     child: subprocess.Popen[bytes] | None = None
     arrived: list[int] = []
 
@@ -66,17 +66,17 @@ def exit_code(command: Sequence[str]) -> int:
     for number in HEEDED:
         signal.signal(number, pass_on)
     child = subprocess.Popen(command)
-    for early in arrived:  # while it was being started
+    for early in arrived:  # while the command was being started
         child.send_signal(early)
     code = child.wait()
     return code if code >= 0 else 128 - code
 
 
 def _is_left_to_us() -> bool:
-    """Whether nobody has cancelled the job or queued it again: Slurm still calls it running then."""
+    """Whether Slurm still calls the job running: nobody has cancelled it or queued it again."""
     if os.environ.get("SUBMITIT_EXECUTOR") != "slurm":
         return True
-    job = os.environ["SLURM_JOB_ID"]  # of an array's last task it is the whole array's
+    job = os.environ["SLURM_JOB_ID"]  # for the last task of an array this is the whole array
     if "SLURM_ARRAY_TASK_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     words = ["squeue", "--noheader", "--format=%T", f"--jobs={job}"]
@@ -96,22 +96,25 @@ def submit(
     options: Mapping[str, str] | None = None,
     local: bool = False,
 ) -> "list[Job[None]]":
-    """Submit `ccfa` commands as one array of Slurm jobs, and return the jobs in the order of the commands.
+    """Submit `ccfa` commands as one array of Slurm jobs.
 
-    Each command must be one that continues its run when repeated, such as `ccfa run ... --out DIR --reuse`. A job that
-    is preempted or runs out of time saves, is queued again and continues; any other exit code than 0 fails the job.
+    Each command must continue its run when it is repeated, as `ccfa run ... --out DIR --reuse` does. A job that is
+    preempted or runs out of time saves, is queued again and continues. Any other exit code than 0 fails the job.
 
     Args:
         commands: One list of words per job, the first of them `ccfa`.
-        folder: Where scripts and logs of the jobs go; all nodes must see it.
-        partition: Where the jobs run; the cluster's default if None.
-        minutes: Time limit of a job. A run may take many jobs' time.
+        folder: The folder for scripts and logs of the jobs, which all nodes must see.
+        partition: The Slurm partition; the cluster's default if None.
+        minutes: Time limit of a job. A run may take several jobs.
         gpus: GPUs per job.
         cpus: CPU cores per job.
         memory_gb: Memory per job; the cluster's default if None.
         at_once: How many of the jobs may run at the same time.
         options: Further options of `sbatch`, such as `{"account": "vision"}`.
-        local: Start all jobs at once on this machine instead, without Slurm, for a trial.
+        local: Start all jobs at once on this machine, without Slurm, for a trial.
+
+    Returns:
+        The jobs, in the order of the commands.
 
     Example:
         >>> submit([], Path("runs/slurm"))
@@ -122,9 +125,16 @@ def submit(
             raise UsageError(f"A job needs {name} of {least} or more, got {value}.")
     if not commands:
         return []
-    submitit, cloudpickle = _packages()
+    try:
+        import cloudpickle
+        import submitit
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            "Submitting jobs needs the package submitit. Install it with: pip install 'ccfa[cluster]', "
+            "or print the commands with --plan."
+        ) from error
     if not local and shutil.which("sbatch") is None:
-        raise UsageError("sbatch was not found: submit jobs where Slurm is, or print the commands with --plan.")
+        raise UsageError("sbatch was not found. Submit jobs where Slurm is, or print the commands with --plan.")
     limits = {"local_max_num_timeout": MAX_TIMEOUTS, "slurm_max_num_timeout": MAX_TIMEOUTS}
     executor = submitit.AutoExecutor(folder, cluster="local" if local else "slurm", **limits)
     executor.update_parameters(
@@ -140,24 +150,9 @@ def submit(
         slurm_srun_args=[f"--cpus-per-task={cpus}"],  # since Slurm 22.05 a step does not inherit it
         slurm_additional_parameters={"requeue": True, **(options or {})},
     )
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the process that waits need not import torch
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # so that the waiting process does not import torch
     try:
         jobs: list[Job[None]] = executor.submit_array([Continued(tuple(command)) for command in commands])
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
         raise UsageError(f"Slurm refused the jobs: {' '.join(str(error).split())}") from error
-    except OSError as error:
-        raise ResourceError(f"The jobs could not be submitted: {error}.") from error
     return jobs
-
-
-def _packages() -> tuple[Any, Any]:
-    """The package submitit, an optional extra, and the one that it stores functions with."""
-    try:
-        import cloudpickle
-        import submitit
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            "Submitting jobs needs the package submitit, which is not installed. "
-            "Install it with: pip install 'ccfa[cluster]' (or pip install submitit), or print the commands with --plan."
-        ) from error
-    return submitit, cloudpickle

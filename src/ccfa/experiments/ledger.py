@@ -1,4 +1,4 @@
-"""The reports under results/, what they say about the paper's cells, and which runs are left."""
+"""What we measured: the reports under results/, their averages for the paper's cells, and the runs that are missing."""
 
 import math
 import warnings
@@ -11,29 +11,31 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ccfa.data import data_set, parse_scenario
-from ccfa.errors import ModelError, Notice, ResourceError
+from ccfa.errors import ModelError, Notice
 from ccfa.evaluation import Numbers, Report, mean_and_spread
 from ccfa.experiments.building import experiment_method
-from ccfa.experiments.cells import NUM_CLASSES, Cell, Setting, Table, experiment_for, setting_of
 from ccfa.experiments.experiment import experiment_of
 from ccfa.experiments.options import describe
 from ccfa.experiments.presets import default_scenario
-from ccfa.experiments.tables import TABLES
-from ccfa.experiments.workload import workload
-from ccfa.files import write_atomically
+from ccfa.experiments.tables import NUM_CLASSES, TABLES, Cell, Setting, experiment_for, setting_of
+from ccfa.files import make_folder, write_atomically
+from ccfa.learning.loop import num_batches
 from ccfa.methods import METHODS
+from ccfa.methods.bic import held_out_exemplars, not_a_tenth, num_held_out
+from ccfa.methods.method import RowSelector
+from ccfa.methods.parts import balanced_exemplars
 from ccfa.settings import Experiment
 
 ORDERS = ("podnet-0", "podnet-1", "podnet-2")  # the three class orders of the paper's averages
 SEED = 1
 IMAGES_PER_CLASS = 500
-STEPS_PER_SECOND = 745.0  # PODNet's ResNet-32 on one H200, eight runs at once, in all
-SLOWER = {"aanet": 2.0, "aanet-ucir": 2.0, "aanet-afc": 2.0, "il2a": 8.7, "pass": 8.7}  # steps of other networks, about
-DECIMALS = 6  # of a stored accuracy
+STEPS_PER_SECOND = 745.0  # of PODNet with ResNet-32, over eight runs that share one H200
+SLOWER = {"aanet": 2.0, "il2a": 8.7}  # roughly how much longer a step of other networks takes
+DECIMALS = 6  # of stored accuracies
 
 
 class Result(NamedTuple):
-    """A finished run: its report, the file it is in, and what it measured."""
+    """A finished run: the file of its report, and what it measured."""
 
     path: Path
     report: Report
@@ -47,7 +49,7 @@ class Result(NamedTuple):
 
     @property
     def gpu_minutes(self) -> float:
-        """The run's time divided by the number of runs at once; fewer may have been at work at its end."""
+        """The run's time divided by the number of runs that shared the device."""
         return self.report.seconds / 60 / int(self.report.environment.get("at_once", 1))
 
 
@@ -56,14 +58,17 @@ class Measured:
     """What our runs say about a cell, in percent."""
 
     mean: float  # over class orders
-    spread: float  # standard deviation over class orders; NaN for one
+    spread: float  # standard deviation over class orders; NaN if there is only one
     results: tuple[Result, ...]
 
 
 def read_results(folder: Path) -> list[Result]:
-    """The finished runs of the paper's settings and class orders, by path.
+    """Return the finished runs in a folder that have a setting and a class order of the paper, sorted by path.
 
-    A file that is damaged, or whose method is no longer what its options stand for, is left out with a warning.
+    A file is left out with a warning if it is damaged, or if this version builds another method from its options.
+
+    >>> read_results(Path("no-such-folder"))
+    []
     """
     results = []
     for path in sorted(folder.rglob("*.json")):
@@ -78,15 +83,15 @@ def read_results(folder: Path) -> list[Result]:
             continue
         result = Result(path, report, experiment, setting)
         if not _agree(report.config.get("resolved", {}).get("method"), describe(experiment_method(experiment))):
-            told = "its method was another one than this version builds from the same options"
-            warnings.warn(Notice(f"{path} is left out: {told}."), stacklevel=2)
+            reason = "this version builds another method from its options"
+            warnings.warn(Notice(f"{path} is left out: {reason}."), stacklevel=2)
         elif result.order in ORDERS:
             results.append(result)
     return results
 
 
 def _agree(stored: Any, now: Any) -> bool:
-    """Whether two descriptions of a method are the same in all that both of them have."""
+    """Whether two descriptions of a method agree in the fields that both have; versions add fields."""
     if isinstance(stored, dict) and isinstance(now, dict):
         return all(_agree(stored[key], now[key]) for key in stored.keys() & now.keys())
     if isinstance(stored, list) and isinstance(now, list):
@@ -95,15 +100,12 @@ def _agree(stored: Any, now: Any) -> bool:
 
 
 def store_result(report: Report, folder: Path) -> Path:
-    """Keep a finished run's report under results/, in a folder for each scenario, its accuracies rounded."""
+    """Write a finished run's report, with rounded accuracies, into the folder of its scenario, and return its path."""
     experiment = experiment_of(report.config)
     scenario = experiment.scenario or default_scenario(experiment.data, len(report.config["resolved"]["class_names"]))
     path = folder / f"{Path(experiment.data).name}-{scenario}" / f"{experiment.name}.json"
     rounded = replace(report, rules={rule: _rounded(numbers) for rule, numbers in report.rules.items()})
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResourceError(f"Could not create {path.parent}: {error.strerror}.") from error
+    make_folder(path.parent)
     write_atomically(path, rounded.to_json())
     return path
 
@@ -114,7 +116,7 @@ def _rounded(numbers: Numbers) -> Numbers:
 
 
 def results_of(cell: Cell, results: Iterable[Result]) -> list[Result]:
-    """The runs that measure a cell; earlier reports may lack its metric."""
+    """Return the runs that measure a cell; reports of earlier versions may lack its metric."""
     return [
         result
         for result in results
@@ -123,7 +125,7 @@ def results_of(cell: Cell, results: Iterable[Result]) -> list[Result]:
 
 
 def measured(cell: Cell, results: Iterable[Result]) -> Measured | None:
-    """Mean and spread over class orders, each order's seeds averaged first; None where nothing was run."""
+    """Return mean and spread of a cell over class orders, after averaging each order's seeds; None without runs."""
     by_order: dict[str, list[float]] = {}
     for result in (found := results_of(cell, results)):
         by_order.setdefault(result.order, []).append(100 * result.report.metrics[cell.metric])
@@ -133,55 +135,60 @@ def measured(cell: Cell, results: Iterable[Result]) -> Measured | None:
 
 
 def orders_left(cell: Cell, results: Iterable[Result], num_orders: int = len(ORDERS)) -> list[str]:
-    """The class orders on which a cell is not measured yet."""
+    """Return the class orders on which a cell is not measured yet."""
     done = {result.order for result in results_of(cell, results)}
     return [order for order in ORDERS[:num_orders] if order not in done]
 
 
-def left_to_run(
-    cells: Iterable[Cell], results: Sequence[Result], num_orders: int = len(ORDERS), seed: int = SEED
-) -> list[Experiment]:
-    """The experiments that cells lack, one for each setting and class order, the most valuable first."""
-    lacking = {
+def left_to_run(cells: Iterable[Cell], results: Sequence[Result], num_orders: int = len(ORDERS)) -> list[Experiment]:
+    """Return the missing experiments of cells, one for each setting and class order, the most valuable first."""
+    missing = {
         (cell.setting, order): None
         for cell in cells
         if cell.is_target and can_run(cell.setting)
         for order in orders_left(cell, results, num_orders)
     }
-    ordered = sorted(lacking, key=lambda run: (priority(run[0]), steps(run[0]), ORDERS.index(run[1])))
-    return [experiment_for(setting, order, seed) for setting, order in ordered]
+    ordered = sorted(missing, key=lambda run: (priority(run[0]), steps(run[0]), ORDERS.index(run[1])))
+    return [experiment_for(setting, order, SEED) for setting, order in ordered]
 
 
 def can_run(setting: Setting) -> bool:
-    """Whether this package has the method and knows how to get the data."""
+    """Return whether this package has the method and can get the data.
+
+    >>> can_run(Setting("cifar100", "B50-inc10", "podnet")), can_run(Setting("cifar100", "B50-inc10", "tpcil"))
+    (True, False)
+    """
     return setting.method in METHODS and setting.data == "cifar100"
 
 
 @cache
 def priority(setting: Setting) -> int:
-    """The place of a setting in the order of what to measure first: CCFA's own methods, then how it is varied."""
+    """Return the rank of a setting: first the methods that the paper plugs CCFA into, then the variations of CCFA."""
     methods = ("podnet", "afc", "ucir", "aanet")
     names = ("mixing", "memory", "features", "ablation", "direction", "initial", "main", "imagenet100", "imagenet1000")
-    starred = _settings(TABLES["supplement"])
-    # Within a group the cheaper one is run first.
-    groups = [[each for each in starred if each.method == method] for method in methods]
-    groups += [_settings(TABLES[name]) for name in names]
-    return next((place for place, group in enumerate(groups) if setting in group), len(groups))
+    groups = [[cell for cell in TABLES["supplement"].cells if cell.setting.method == method] for method in methods]
+    groups += [TABLES[name].cells for name in names]
+    return next(place for place, group in enumerate(groups) if setting in [cell.setting for cell in group])
 
 
 @cache
 def steps(setting: Setting) -> int:
-    """Training steps of a run; with CCFA without those of the first stage, which it shares with the run without."""
+    """Return the training steps of a run. A run with CCFA shares its first stage, so that one is not counted."""
     method = experiment_method(experiment_for(setting, None, 0))
-    stages = parse_scenario(setting.scenario, NUM_CLASSES[setting.data])
-    works = workload(method, stages, [IMAGES_PER_CLASS] * NUM_CLASSES[setting.data])
-    return sum(work.steps for work in works[1 if setting.ccfa else 0 :])
+    exemplars, total = setting.memory or 0, 0
+    for stage in parse_scenario(setting.scenario, NUM_CLASSES[setting.data])[1 if setting.ccfa else 0 :]:
+        everything = stage.num_new * IMAGES_PER_CLASS + stage.num_old * exemplars
+        held_out = stage.num_new * num_held_out(IMAGES_PER_CLASS) + stage.num_old * num_held_out(exemplars)
+        rows: dict[RowSelector, int] = {
+            balanced_exemplars: stage.num_seen * exemplars,
+            not_a_tenth: everything - held_out,
+            held_out_exemplars: stage.num_seen * num_held_out(exemplars),
+        }
+        for phase in method.phases(stage):
+            total += phase.epochs * num_batches(rows.get(phase.rows, everything), phase.batch_size)
+    return total
 
 
 def gpu_minutes(setting: Setting) -> float:
-    """What a run costs on one H200 that eight runs share, roughly."""
+    """Return roughly what a run costs on one H200 that eight runs share."""
     return steps(setting) * SLOWER.get(setting.method, 1.0) / STEPS_PER_SECOND / 60
-
-
-def _settings(table: Table) -> list[Setting]:
-    return [cell.setting for row in table.rows.values() for cell in row if cell]

@@ -1,27 +1,27 @@
-"""The paper's tables as data: every number it prints, and the setting that each was measured on."""
+"""The paper's tables: every number that the paper prints, with the setting in which it was measured.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, get_args
+The numbers themselves are in `paper_tables.toml`.
+A `Setting` is an experiment without class order and seeds. `setting_of` and `experiment_for` convert between the two.
+"""
 
-from ccfa.experiments import printed
-from ccfa.experiments.cells import NUM_CLASSES, Cell, Row, Setting, Source, Table, experiment_for, setting_of
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import Any, Literal
+
+from ccfa.data import parse_scenario
+from ccfa.errors import ModelError, UsageError
+from ccfa.experiments.building import build_method, experiment_method
+from ccfa.experiments.experiment import experiment_of
+from ccfa.experiments.options import describe
+from ccfa.experiments.presets import default_scenario
 from ccfa.methods import METHODS
-from ccfa.settings import Mix
+from ccfa.settings import Experiment, Mix
 
-__all__ = [
-    "PAPERS",
-    "TABLES",
-    "Cell",
-    "Setting",
-    "Table",
-    "cell_for",
-    "cells",
-    "cited_only",
-    "experiment_for",
-    "setting_of",
-]
+Source = Literal["rerun", "copied"]
 
+NUM_CLASSES = {"cifar100": 100, "imagenet100": 100, "imagenet1000": 1000}
 PAPERS: dict[str, str] = {
     "ucir": "Hou et al., CVPR 2019",
     "podnet": "Douillard et al., ECCV 2020",
@@ -36,31 +36,67 @@ PAPERS: dict[str, str] = {
     "pass": "Zhu et al., CVPR 2021",
 }
 
-_METHOD_OPTIONS = {"bic": (("loss", "inclearn"),)}  # the numbers of BiC are those of PODNet's code base
-_BY_TASKS = ("B50-inc1", "B50-inc2", "B50-inc5", "B50-inc10")
-_TASKS = ("50 tasks", "25 tasks", "10 tasks", "5 tasks")
-_SLIPS = {
-    ("supplement", "UCIR*"): "deviation: 0.32 is printed in all four columns",
-    ("imagenet100", "AANet, 10 tasks"): "the value of PODNet is printed again",
-    ("imagenet1000", "AFC, 5 tasks"): "one value is printed for both 5 and 10 tasks",
-    ("imagenet1000", "AFC, 10 tasks"): "one value is printed for both 5 and 10 tasks",
-}
-_PODNET = Setting("cifar100", "B50-inc1", "podnet")
-_OURS = replace(_PODNET, ccfa=True)
+
+@dataclass(frozen=True)
+class Setting:
+    """What a number was measured on: everything that an experiment has except its class order and seeds."""
+
+    data: str
+    scenario: str
+    method: str  # a name in METHODS, or of a method that the paper only cites
+    ccfa: bool = False
+    memory: int | None = 20  # exemplars per class; None for methods that keep none
+    mix: Mix | None = None
+    options: tuple[tuple[str, str], ...] = ()  # sorted; only those that differ from the defaults
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of the paper, in percent, with its setting and who measured it."""
+
+    setting: Setting
+    value: float
+    source: Source  # measured by the paper's authors, or copied by them from another paper
+    metric: str = "average_incremental_accuracy"
+    deviation: float | None = None  # over three class orders
+    slip: str = ""  # what is wrong with the printed number; it begins with "deviation" if the value is right
+
+    @property
+    def is_target(self) -> bool:
+        """Whether a run should reach the value, because it is not a misprint."""
+        return not self.slip or self.slip.startswith("deviation")
+
+
+Row = tuple[Cell | None, ...]
+"""The cells of a row; None for a dash."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper: a row of cells for each label."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: dict[str, Row]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells that hold a number, row by row."""
+        return [cell for row in self.rows.values() for cell in row if cell]
 
 
 def cells() -> list[Cell]:
-    """The distinct cells over all tables; a cell that is printed twice occurs once.
+    """Return the distinct cells of all tables; a cell that is printed twice occurs once.
 
     >>> len(cells())
     217
     """
-    every = (cell for table in TABLES.values() for row in table.rows.values() for cell in row)
-    return [cell for cell in dict.fromkeys(every) if cell]
+    return list(dict.fromkeys(cell for table in TABLES.values() for cell in table.cells))
 
 
 def cell_for(setting: Setting, metric: str = "average_incremental_accuracy") -> Cell | None:
-    """The paper's cell for a setting, measured by its authors rather than copied where it has both.
+    """Return the paper's cell for a setting; if it has two, the one that its authors measured.
 
     >>> cell_for(Setting("cifar100", "B50-inc10", "podnet")).value
     64.62
@@ -70,7 +106,11 @@ def cell_for(setting: Setting, metric: str = "average_incremental_accuracy") -> 
 
 
 def cited_only() -> dict[str, Row]:
-    """The rows of the main table whose methods do not exist here, by the method's name."""
+    """Return the rows of the main table whose methods this package does not have, by the method's name.
+
+    >>> list(cited_only())
+    ['Mnemonics', 'TPCIL', 'GeoDL']
+    """
     return {
         label.rstrip("*"): row
         for label, row in TABLES["main"].rows.items()
@@ -78,160 +118,98 @@ def cited_only() -> dict[str, Row]:
     }
 
 
-def _option(setting: Setting, name: str, text: str) -> Setting:
-    """The setting with an option of CCFA."""
-    return replace(setting, options=((f"ccfa.{name}", text),))
+def experiment_for(setting: Setting, order: str | None, seed: int) -> Experiment:
+    """Return the experiment that measures a setting with one class order and seed.
+
+    >>> experiment_for(Setting("cifar100", "B50-inc1", "podnet", memory=5), "podnet-1", 0).name
+    'cifar100-B50-inc1-podnet-1-podnet-m5-seed0'
+    """
+    default = build_method(setting.method, setting.data).memory.per_class or None
+    return Experiment(
+        method=setting.method,
+        ccfa=setting.ccfa,
+        mix=setting.mix,
+        data=setting.data,
+        scenario=setting.scenario,
+        order=order,
+        memory=None if setting.memory == default else setting.memory or 0,
+        seed=seed,
+        options=dict(setting.options),
+    )
 
 
-def _varied(base: Setting, field: str, choices: Sequence[Any]) -> list[Setting]:
-    return [replace(base, **{field: choice}) for choice in choices]
+def setting_of(experiment: Mapping[str, Any]) -> Setting | None:
+    """Return the setting of an experiment as config.json holds it; None if no table can have such a setting.
 
+    Defaults are filled in, and options that only repeat a default are left out.
 
-def _row(
-    settings: Sequence[Setting],
-    text: str,
-    source: Source = "rerun",
-    metric: str = "average_incremental_accuracy",
-) -> Row:
-    """A row from its text: `-`, a value, or a value and its deviation for each setting."""
-
-    def cell(setting: Setting, word: str) -> Cell | None:
-        value, _, deviation = word.partition("±")
-        if value == "-":
+    >>> setting_of({"method": "podnet", "data": "cifar100", "memory": 20, "options": {"epochs": "160"}})
+    Setting(data='cifar100', scenario='B50-inc10', method='podnet', ccfa=False, memory=20, mix=None, options=())
+    """
+    try:
+        given = experiment_of({"experiment": dict(experiment)})
+        # A folder that is called imagenet100 is trained as any folder is, not as in the paper.
+        if given.data != "cifar100" or given.validation or given.memory_total is not None:
             return None
-        return Cell(setting, float(value), source, metric, float(deviation) if deviation else None)
-
-    return tuple(cell(setting, word) for setting, word in zip(settings, text.split(), strict=True))
-
-
-def _rows(
-    texts: Mapping[str, str],
-    field: str,
-    choices: Sequence[Any],
-    base: Setting = _PODNET,
-    ccfa_options: tuple[tuple[str, str], ...] = (),
-) -> dict[str, Row]:
-    """Rows whose labels name the methods and whose columns differ in one field of the setting."""
-    rows = {}
-    for label, text in texts.items():
-        name, *plugged = label.split(" + ")
-        method = name.rstrip("*").lower()
-        ccfa = "CCFA" in plugged
-        setting = replace(
-            base,
-            method=method,
-            ccfa=ccfa,
-            mix=next((mix for mix in get_args(Mix) if mix in label.lower().split(" + ")), None),
-            options=ccfa_options if ccfa else _METHOD_OPTIONS.get(method, ()),
-        )
-        own: Source = "rerun" if name.endswith("*") or plugged else "copied"
-        rows[label] = _row(_varied(setting, field, choices), text, own)
-    return rows
+        memory = experiment_method(given).memory.per_class or None
+        options = _effective_options(given)
+    except (ModelError, UsageError):  # it is damaged, or of another version
+        return None
+    scenario = given.scenario or default_scenario(given.data, NUM_CLASSES[given.data])
+    first, *later = (stage.num_new for stage in parse_scenario(scenario, NUM_CLASSES[given.data]))
+    if len(set(later)) == 1:  # B50-inc10 for 50,10,10,10,10,10 as well
+        scenario = f"B{first}-inc{later[0]}"
+    return Setting(given.data, scenario, given.method, given.ccfa, memory, given.mix, options)
 
 
-def _imagenet(data: str, title: str, texts: Mapping[int, Mapping[str, str]]) -> Table:
-    """Rows by number of tasks and method; CCFA makes 1 feature per image there."""
-    half = NUM_CLASSES[data] // 2
-    rows: dict[str, Row] = {}
-    for tasks, block in texts.items():
-        base = replace(_PODNET, data=data, scenario=f"B{half}-inc{half // tasks}")
-        found = _rows(block, "memory", (1, 5, 20), base, ccfa_options=(("ccfa.count", "1"),))
-        rows |= {f"{label}, {tasks} tasks": row for label, row in found.items()}
-    return Table(data, title, ("m=1", "m=5", "m=20"), rows)
+def _effective_options(given: Experiment) -> tuple[tuple[str, str], ...]:
+    """The options without which the method would be another one; the memory has a field of its own."""
+    kept = {name: text for name, text in sorted(given.options.items()) if name != "memory"}
+
+    def built(options: dict[str, str]) -> Any:
+        return describe(experiment_method(replace(given, memory=None, options=options)))
+
+    whole = built(kept)
+    for name in list(kept):
+        fewer = {other: text for other, text in kept.items() if other != name}
+        if built(fewer) == whole:
+            kept = fewer
+    return tuple(kept.items())
 
 
-def _ablation() -> Table:
-    alone, ours, five_tasks = _PODNET, _OURS, replace(_OURS, scenario="B50-inc10")
-    exemplar_free = Setting("cifar100", "B50-inc5", "il2a", memory=None)
-    variants = {
-        "(a) start from random noise": (_option(ours, "start", "noise"), "59.90"),
-        "(a) start from Z (the paper's)": (ours, "60.69"),
-        "(b) random target": (_option(ours, "target", "random"), "59.91"),
-        "(b) farthest target": (_option(ours, "target", "least-confident"), "57.38"),
-        "(b) nearest target (the paper's)": (ours, "60.69"),
-        "(c) K = 10, 5 tasks": (_option(five_tasks, "target", "balanced-10"), "67.56"),
-        "(c) K = 5, 5 tasks": (_option(five_tasks, "target", "balanced-5"), "67.39"),
-        "(c) K = 3, 5 tasks": (_option(five_tasks, "target", "balanced-3"), "67.38"),
-        "(c) K = 1 (the paper's), 5 tasks": (five_tasks, "67.24"),
-        "(d) PODNet": (alone, "57.98"),
-        "(d) CutMix": (replace(alone, mix="cutmix"), "58.92"),
-        "(d) MixUp": (replace(alone, mix="mixup"), "55.96"),
-        "(d) Manifold-MixUp": (replace(alone, mix="manifold-mixup"), "55.14"),
-        "(d) CCFA": (ours, "60.69"),
-        "(e) IL2A, 10 tasks": (exemplar_free, "58.42"),
-        "(e) IL2A + CCFA, 10 tasks": (replace(exemplar_free, ccfa=True), "60.78"),
-    }
-    rows = {
-        label: _row([setting], text, "copied" if setting == alone else "rerun")
-        for label, (setting, text) in variants.items()
-    }
-    return Table("ablation", "Variations of CCFA on CIFAR-100, 50 tasks unless said otherwise", ("accuracy",), rows)
+def _tables() -> dict[str, Table]:
+    tables = {}
+    stored = tomllib.loads((files("ccfa.experiments") / "paper_tables.toml").read_text(encoding="utf-8"))
+    for name, table in stored.items():
+        rows = {}
+        for label, row in table["rows"].items():
+            words = zip(row["numbers"].split(), table["columns"].values(), strict=True)
+            rows[label] = tuple(_cell(word, {**table, **row, **changes}) for word, changes in words)
+        tables[name] = Table(name, table["title"], tuple(table["columns"]), rows)
+    return tables
 
 
-def _features() -> Table:
-    counts = [_OURS if text == "5" else _option(_OURS, "count", text) for text in "13579"]
-    rows = {
-        "Forgetting": _row(counts, "28.13 26.19 24.97 25.00 23.85", metric="forgetting_inclearn"),
-        "Average new accuracy": _row(counts, "76.58 72.11 68.94 66.63 65.15", metric="new_class_accuracy"),
-        "Overall accuracy": _row(counts, "59.14 60.17 60.69 60.51 60.51"),
-    }
-    columns = ("1 feature", "3 features", "5 features", "7 features", "9 features")
-    return Table("features", "PODNet + CCFA by augmented features per image, CIFAR-100, 50 tasks", columns, rows)
+def _cell(word: str, row: Mapping[str, Any]) -> Cell | None:
+    if word == "-":
+        return None
+    setting = Setting(
+        row.get("data", "cifar100"),
+        row.get("scenario", "B50-inc1"),
+        row["method"],
+        row.get("ccfa", False),
+        row.get("memory", 20) or None,
+        row.get("mix"),
+        tuple(sorted(row.get("options", {}).items())),
+    )
+    value, _, deviation = word.removesuffix("c").partition("±")
+    return Cell(
+        setting,
+        float(value),
+        "copied" if word.endswith("c") else "rerun",
+        row.get("metric", "average_incremental_accuracy"),
+        float(deviation) if deviation else None,
+        row.get("slip", ""),
+    )
 
 
-def _direction() -> Table:
-    alone, ours = (replace(setting, scenario="B50-inc5") for setting in (_PODNET, _OURS))
-    own_label = _option(ours, "target", "own-label")
-    sizes = (1, 5, 10, 20)
-    # 63.19 is PODNet's published value; for the three before it the paper names no source.
-    first = _row(_varied(alone, "memory", sizes[:3]), "35.18 55.30 59.16")
-    rows = {
-        "PODNet": (*first, *_row([alone], "63.19", "copied")),
-        "PODNet + CCFA towards GT": _row(_varied(own_label, "memory", sizes), "30.07 57.13 62.09 64.84"),
-        "PODNet + CCFA": _row(_varied(ours, "memory", sizes), "38.06 58.78 62.85 65.50"),
-    }
-    title = "CCFA towards other classes or the own one, CIFAR-100, 10 tasks"
-    return Table("direction", title, ("m=1", "m=5", "m=10", "m=20"), rows)
-
-
-def _completed(tables: Sequence[Table]) -> dict[str, Table]:
-    """The tables by name, slips marked; a cell whose deviation only the supplement prints is the same cell in all."""
-    known: dict[Cell | None, Cell] = {}
-    for table in tables:
-        for label, row in table.rows.items():
-            for cell in filter(None, row):
-                marked = replace(cell, slip=_SLIPS.get((table.name, label), ""))
-                if marked.slip or marked.deviation is not None:
-                    known |= {cell: marked, replace(cell, deviation=None): marked}
-    return {
-        table.name: replace(
-            table, rows={label: tuple(known.get(cell, cell) for cell in row) for label, row in table.rows.items()}
-        )
-        for table in tables
-    }
-
-
-TABLES: dict[str, Table] = _completed(
-    [
-        Table("main", "CIFAR-100 by number of tasks", _TASKS, _rows(printed.MAIN, "scenario", _BY_TASKS)),
-        Table("supplement", "CIFAR-100 with deviations", _TASKS, _rows(printed.SUPPLEMENT, "scenario", _BY_TASKS)),
-        _imagenet("imagenet100", "ImageNet-100 by exemplars per class", printed.IMAGENET100),
-        _imagenet("imagenet1000", "ImageNet-1000 by exemplars per class", printed.IMAGENET1000),
-        _ablation(),
-        Table("mixing", "CCFA and mixed images on CIFAR-100", _TASKS, _rows(printed.MIXING, "scenario", _BY_TASKS)),
-        _features(),
-        Table(
-            "memory",
-            "CIFAR-100 by exemplars per class, 50 tasks",
-            ("m=5", "m=10", "m=20", "m=50"),
-            _rows(printed.MEMORY, "memory", (5, 10, 20, 50)),
-        ),
-        Table(
-            "initial",
-            "CIFAR-100 by classes of the first task, then one class per task",
-            ("20 classes", "30 classes", "40 classes", "50 classes"),
-            _rows(printed.INITIAL, "scenario", ("B20-inc1", "B30-inc1", "B40-inc1", "B50-inc1")),
-        ),
-        _direction(),
-    ]
-)
+TABLES: dict[str, Table] = _tables()
