@@ -73,7 +73,17 @@ def test_bad_plugin_files_are_refused(tmp_path):
             load_plugin(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["ccfa.plugins", "ccfa.models.backbone", "ccfa.augmentation.ccfa"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ccfa.plugins",
+        "ccfa.models.backbone",
+        "ccfa.augmentation.ccfa",
+        "ccfa.augmentation.samples",
+        "ccfa.methods.method",
+        "ccfa.methods.recipe",
+    ],
+)
 def test_examples_in_docstrings_run(name):
     failed, tried = doctest.testmod(importlib.import_module(name))
     assert tried

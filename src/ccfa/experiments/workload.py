@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ccfa.data import Stage
 from ccfa.learning.loop import num_batches
 from ccfa.methods import Method
-from ccfa.methods.bic import held_out, held_out_exemplars, not_a_tenth, not_held_out, num_held_out
+from ccfa.methods.bic import held_out_exemplars, not_a_tenth, not_held_out, num_held_out
 from ccfa.methods.method import RowSelector
 from ccfa.methods.parts import balanced_exemplars, new_and_exemplars
 
@@ -32,7 +32,6 @@ def workload(method: Method, stages: Sequence[Stage], class_sizes: list[int]) ->
             new_and_exemplars: new + sum(stored),
             balanced_exemplars: sum(balanced),
             not_held_out: new + sum(stored) - apart,
-            held_out: sum(map(num_held_out, balanced)),
             not_a_tenth: sum(
                 size - num_held_out(size) for size in class_sizes[stage.num_old : stage.num_seen] + stored
             ),

@@ -1,4 +1,4 @@
-"""What a method is: a value made of parts, and the records its parts pass to each other."""
+"""What a method is: a value made of parts, and the records that its parts pass to each other."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 
 class LearnerView(Protocol):
-    """What the parts of a method may ask of the learner, whose docstrings say what each gives."""
+    """What the parts of a method may use of the learner; see the methods of `Learner`."""
 
     method: "Method"
     network: Network
@@ -56,7 +56,7 @@ class LearnerView(Protocol):
 
 
 class Term(nn.Module, ABC):
-    """A penalty of L_dist, named as it is logged; what it remembers between stages are its buffers."""
+    """A penalty of L_dist, logged under its name. What it remembers between stages must be in its buffers."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Phase:
     def __post_init__(self) -> None:
         for name, least in (("epochs", 0), ("batch_size", 1)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if type(value) is not int or value < least:
                 raise UsageError(f"{name} of phase {self.name} must be a whole number >= {least}, got {value!r}.")
         for name in ("lr", "weight_decay", "clip_value", "clip_norm"):
             value = getattr(self, name)
@@ -126,10 +126,11 @@ class Budget:
     total: int | None = None
 
     def __post_init__(self) -> None:
-        if min(self.per_class or 0, self.total or 0) < 0:
-            raise UsageError(f"The memory of exemplars cannot be negative, got {self}.")
-        if max(self.per_class or 0, self.total or 0) > MAX_EXEMPLARS:
-            raise UsageError(f"The memory of exemplars can be at most {MAX_EXEMPLARS} images, got {self}.")
+        for number in (self.per_class, self.total):
+            if number is not None and not 0 <= number <= MAX_EXEMPLARS:
+                raise UsageError(
+                    f"A memory of exemplars cannot be negative or over {MAX_EXEMPLARS} images, got {self}."
+                )
 
     def quota(self, num_seen: int) -> int:
         """Exemplars for each class once `num_seen` classes share the memory."""
@@ -172,7 +173,20 @@ def same_shape(network: Network, stage_index: int) -> None:
 
 @dataclass(frozen=True)
 class Method:
-    """A class-incremental method: a frozen record of parts. Variants are made with `dataclasses.replace`."""
+    """A class-incremental method: a frozen record of parts.
+
+    Methods are made by factories such as `METHODS["podnet"]` or `build_method`. Make variants with
+    `dataclasses.replace`, `with_augmentation`, `with_image_augmentation` and `with_memory`.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> import ccfa
+        >>> podnet = ccfa.METHODS["podnet"]()
+        >>> podnet.memory
+        Budget(per_class=20, total=None)
+        >>> replace(podnet, name="podnet without distillation", terms=()).name
+        'podnet without distillation'
+    """
 
     name: str
     transforms: Transforms
@@ -203,14 +217,29 @@ class Method:
 
 
 def with_augmentation(method: Method, augmentation: FeatureAugmentation) -> Method:
-    """The method with a feature augmentation plugged in, or the reason why that has no meaning."""
+    """Return a method with a feature augmentation added.
+
+    Args:
+        method: Any method. It stays as it is.
+        augmentation: For example `CCFA()`, or an augmentation of your own (see `FeatureAugmentation`).
+
+    Returns:
+        The method with the augmentation after those that it already has. A method that keeps no old head, such as
+        GDumb, is refused if the augmentation needs one.
+
+    Example:
+        >>> import ccfa
+        >>> method = with_augmentation(ccfa.METHODS["podnet"](), ccfa.CCFA(count=3))
+        >>> len(method.feature_augmentations)
+        1
+    """
     if augmentation.needs_old_head and method.no_old_head:
         raise UsageError(f"{type(augmentation).__name__} has no meaning for {method.name}: {method.no_old_head}.")
     return replace(method, feature_augmentations=(*method.feature_augmentations, augmentation))
 
 
 def with_image_augmentation(method: Method, augmentation: ImageAugmentation) -> Method:
-    """The method with an image augmentation plugged in, unless it mixes images itself."""
+    """The method with an image augmentation added. A method that has one already is refused."""
     if method.image_augmentation:
         raise UsageError(f"{method.name} makes {type(method.image_augmentation).__name__} of its images already.")
     return replace(method, image_augmentation=augmentation)
@@ -218,7 +247,7 @@ def with_image_augmentation(method: Method, augmentation: ImageAugmentation) -> 
 
 def with_memory(method: Method, budget: Budget) -> Method:
     """The method with another exemplar memory."""
-    if method.memory == NOTHING or method.memory == EVERYTHING:
+    if method.memory in (NOTHING, EVERYTHING):
         kept = "no exemplars" if method.memory == NOTHING else "every image"
         raise UsageError(f"{method.name} keeps {kept}; a memory size has no meaning for it.")
     return replace(method, memory=budget)

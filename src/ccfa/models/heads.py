@@ -1,9 +1,10 @@
-"""Heads g: from an embedding to one logit a seen class, growing with the classes.
+"""Heads g, from an embedding to one logit per seen class, and the network that a backbone and a head make.
 
 A head keeps its old and its new classes in two parameter blocks, so that freezing the old classes is a choice of
 parameters and not a mask.
 """
 
+import copy
 import math
 from abc import ABC, abstractmethod
 
@@ -12,6 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from ccfa.errors import UsageError
+from ccfa.models.backbone import Backbone
 
 
 class Head(nn.Module, ABC):
@@ -23,11 +25,11 @@ class Head(nn.Module, ABC):
         self.old = nn.Parameter(torch.empty(0, *block))
         self.new = nn.Parameter(torch.empty(0, *block))
         self.scale = scale
-        self.num_auxiliary = 0  # of the last outputs: no classes, they serve training
+        self.num_auxiliary = 0  # how many of the last outputs are no classes but serve training
 
     @property
     def num_classes(self) -> int:
-        """How many classes the head tells apart."""
+        """The number of outputs, auxiliary ones included."""
         return len(self.old) + len(self.new)
 
     @property
@@ -63,6 +65,11 @@ class Head(nn.Module, ABC):
         return self.scale * self.similarities(features)
 
 
+def uniform(shape: tuple[int, ...], dim: int, generator: Generator | None) -> Tensor:
+    """Values uniform in +-1/sqrt(dim)."""
+    return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(dim)
+
+
 class LinearHead(Head):
     """Inner products with class weights, plus a bias kept as the last column of each block."""
 
@@ -79,7 +86,7 @@ class LinearHead(Head):
     def initial(self, num_new: int, generator: Generator | None) -> Tensor:
         """Kaiming normal weights (std 1/sqrt(dim)) and zero biases, or both uniform in +-1/sqrt(dim), as nn.Linear."""
         if self.uniform:
-            return (2 * torch.rand(num_new, *self.new.shape[1:], generator=generator) - 1) / math.sqrt(self.dim)
+            return uniform((num_new, *self.new.shape[1:]), self.dim, generator)
         weights = torch.randn(num_new, self.dim, generator=generator) / math.sqrt(self.dim)
         return F.pad(weights, (0, 1)) if self.bias else weights
 
@@ -116,14 +123,13 @@ class KeepingLinearHead(LinearHead):
 
 
 class CosineHead(Head):
-    """UCIR's head: cosines between the feature and one weight a class, times a learned scale."""
+    """UCIR's head: cosines between the feature and one weight per class, times a learned scale."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, (dim,), nn.Parameter(torch.ones(())))
 
     def initial(self, num_new: int, generator: Generator | None) -> Tensor:
-        """Uniform in +-1/sqrt(dim)."""
-        return (2 * torch.rand(num_new, self.dim, generator=generator) - 1) / math.sqrt(self.dim)
+        return uniform((num_new, self.dim), self.dim, generator)
 
     def embed(self, embedding: Tensor) -> Tensor:
         """The embedding on the unit sphere."""
@@ -135,7 +141,7 @@ class CosineHead(Head):
 
 
 class LocalSimilarityHead(Head):
-    """PODNet's head: several proxies a class, merged by a softmax over their similarities, times a learned eta.
+    """PODNet's head: several proxies per class, merged by a softmax over their similarities, times a learned eta.
 
     The similarity is minus the squared distance of the unit vectors, 2 cos - 2, as in the published code; the paper
     writes the cosine itself.
@@ -169,3 +175,21 @@ class LocalSimilarityHead(Head):
             is_label = labels[:, None] == torch.arange(self.num_classes, device=labels.device)
             similarities = similarities - self.margin * is_label
         return self.scale * similarities
+
+
+class Network(nn.Module):
+    """Theta_k: the backbone and the head of one stage."""
+
+    def __init__(self, backbone: Backbone, head: Head) -> None:
+        super().__init__()
+        self.backbone: Backbone = backbone
+        self.head = head
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The logits of normalised images."""
+        logits: Tensor = self.head(self.head.embed(self.backbone(images).embedding))
+        return logits
+
+    def frozen_copy(self) -> "Network":
+        """A copy that never changes: the `previous` of the next stage."""
+        return copy.deepcopy(self).eval().requires_grad_(False)
