@@ -31,7 +31,7 @@ def test_only_acceleration_streams_and_the_doctor_know_cuda():
 @pytest.mark.parametrize("package", ["methods", "learning"])
 def test_no_method_and_not_the_learner_name_the_augmentation(package):
     for path in (SOURCE / package).rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
+        text = re.sub(r'""".*?"""', "", path.read_text(encoding="utf-8"), flags=re.DOTALL)  # docstrings may show it
         named = re.search(r"\bCCFA\b|ccfa\.py|cross_class", text)
         assert not named, f"{path.relative_to(SOURCE)} names CCFA"
 
