@@ -10,7 +10,7 @@ from torch import nn
 import reference
 from ccfa.augmentation.ccfa import CCFA, cross_class_features
 from ccfa.augmentation.samples import Samples, classification_loss
-from ccfa.augmentation.targets import random_class
+from ccfa.augmentation.targets import TARGETS, random_class
 from ccfa.errors import UsageError
 from ccfa.losses.classification import cross_entropy, nca
 from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead
@@ -65,17 +65,6 @@ def random_batch(num_rows: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_references_own_gradient_is_right(case):
-    *_, old_head, logit_gradient = case()
-    value = reference.nca if logit_gradient is reference.nca_gradient else reference.cross_entropy
-    z, label = np.random.default_rng(4).standard_normal(DIM), np.array([2])
-    gradient = logit_gradient(old_head.logits(z), 2) @ old_head.jacobian(z)
-    for j, direction in enumerate(1e-6 * np.eye(DIM)):
-        above, below = (value(old_head.logits(point)[None], label)[0] for point in (z + direction, z - direction))
-        assert gradient[j] == pytest.approx((above - below) / 2e-6, abs=1e-8)
-
-
-@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("step_size", [(0.013, 0.013), None], ids=["fixed", "drawn"])
 def test_attack_as_the_reference(case, step_size):
     parts, numpy_head, numpy_old_head, logit_gradient = case()
@@ -117,22 +106,25 @@ def test_step_size_follows_the_dimension():
     assert CCFA(step_size=(0.1, 0.2)).step_size_for(512) == (0.1, 0.2)
 
 
-def test_the_target_is_never_the_own_class():
-    (head, old_head, criterion), *_ = cosine()
-    seen: list[torch.Tensor] = []
-
-    def recording(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        seen.append(targets)
-        return criterion(logits, targets)
-
-    # Every row sits on the weight of its own class, whose score is therefore the largest.
-    features, labels = torch.nn.functional.normalize(head.weights.detach()[:NUM_OLD]), torch.arange(NUM_OLD)
-    augment(features, labels, (head, old_head, recording), count=3)
-    assert len(seen) == 10
-    for targets in seen:
-        assert torch.equal(targets, seen[0])
-        assert (targets != labels.repeat(3)).all()
-        assert ((targets >= 0) & (targets < NUM_OLD)).all()
+def test_target_rules_as_numpy():
+    logits, labels = np.random.default_rng(5).standard_normal((20, 5)), np.arange(20) % 5
+    chosen = {
+        name: rule(torch.tensor(logits), torch.tensor(labels)[:, None], 3, 40, seeded(0))
+        for name, rule in TARGETS.items()
+    }
+    for row, label in enumerate(labels):
+        others = [old for old in range(3) if old != label]
+        expected = {
+            "most-confident": {max(others, key=lambda old: logits[row, old])},
+            "least-confident": {min(others, key=lambda old: logits[row, old])},
+            "random": set(others),
+        }
+        for name, classes in expected.items():
+            assert set(chosen[name].classes[:, row].tolist()) == classes
+            assert chosen[name].valid[:, row].all()
+    own = chosen["own-label"]
+    assert torch.equal(own.valid, torch.tensor(labels < 3).expand(40, -1))
+    assert torch.equal(own.classes[own.valid], torch.tensor(labels).expand(40, -1)[own.valid])
 
 
 def test_enough_steps_reach_the_target():

@@ -13,10 +13,10 @@ from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.learning.step import step_losses
 from ccfa.losses.classification import cross_entropy
-from ccfa.methods import with_augmentation, with_image_augmentation
+from ccfa.methods import with_image_augmentation
 from ccfa.models import BACKBONES, LinearHead
 from ccfa.models.backbone import MapMixing
-from toys import STAGES, Recorder, begun, learned, tiny
+from toys import STAGES, begun, learned, tiny
 
 STAGE = Stage(1, 3, 8)
 LABELS = torch.tensor([3, 4, 5, 6, 7, 3, 4, 7, 7, 5])
@@ -133,13 +133,6 @@ def test_the_previous_network_sees_the_same_mixing():
         losses = step_losses(learner, learner.training_rows()[:16], method.phases(STAGES[1])[0], seeded(seed))
         assert losses["pod-flat"].item() == pytest.approx(0, abs=1e-5)
         assert losses["pod-spatial"].item() == pytest.approx(0, abs=1e-5)
-
-
-def test_manifold_mixup_trains_with_the_augmentation():
-    recorder = Recorder()
-    method = with_image_augmentation(tiny("podnet", epochs=1), ManifoldMixup())
-    learned(with_augmentation(method, CCFA(count=2, steps=2)), 2, observer=recorder)
-    assert all(np.isfinite(losses["loss"]) for _, losses in recorder.batches)
 
 
 @pytest.mark.parametrize(

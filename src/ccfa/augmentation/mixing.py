@@ -91,7 +91,7 @@ MIXES: dict[str, type[PairMixing]] = {"mixup": Mixup, "cutmix": CutMix, "manifol
 
 @dataclass(frozen=True)
 class ClassMixing:
-    """IL2A's classAug: each unordered pair of new classes is a class, whose images are mixtures of theirs."""
+    """IL2A's classAug: each unordered pair of new classes is a class, whose images are mixtures of the two."""
 
     rounds: int = 4
     alpha: float = 20.0
@@ -116,7 +116,7 @@ class ClassMixing:
             is_even = (share < self.span[0]) | (share > self.span[1])
             share = share.masked_fill(is_even, 0.5).to(images.dtype)
             batches.append(share * images + (1 - share) * images[partners])
-            # Pairs of one class are left out in published code; here they stay in their places and weigh nothing.
+            # Pairs of one class are left out in published code; here they stay, with a weight of 0.
             is_mixture = labels != labels[partners]
             names.append(torch.where(is_mixture, pair_label(labels, labels[partners], stage), labels))
             weights.append(is_mixture.to(images.dtype))

@@ -120,7 +120,7 @@ MAX_EXEMPLARS = 2**31
 
 @dataclass(frozen=True)
 class Budget:
-    """How many exemplars may be kept: a number per class or a number in total. Neither means none."""
+    """How many exemplars may be kept: a number per class or in total; none if neither is given."""
 
     per_class: int | None = None
     total: int | None = None
@@ -154,7 +154,7 @@ def by_nearest_mean(learner: LearnerView, images: Tensor) -> Tensor:
 
 
 def always_one(stage: Stage) -> float:
-    """L_cls as it is."""
+    """The weight 1 in every stage."""
     return 1.0
 
 
@@ -168,7 +168,7 @@ def nothing_to_prepare(learner: LearnerView) -> None:
 
 
 def same_shape(network: Network, stage_index: int) -> None:
-    """The network's structure is the same at every stage, but for the classes of its head."""
+    """Keep the network's structure."""
 
 
 @dataclass(frozen=True)
@@ -202,10 +202,10 @@ class Method:
     image_augmentation: ImageAugmentation | None = None
     feature_augmentations: tuple[FeatureAugmentation, ...] = ()
     memory: Budget = NOTHING
-    needs_memory: int = 0  # exemplars per class without which the method has no meaning
+    needs_memory: int = 0  # the least number of exemplars per class
     select_exemplars: ExemplarSelector | None = None
     predict: Callable[[LearnerView, Tensor], Tensor] = by_logits
-    no_old_head: str = ""  # the reason, where a method keeps no old head to learn from
+    no_old_head: str = ""  # the reason why a method keeps no old head to learn from, if it keeps none
 
     def __post_init__(self) -> None:
         if self.memory.quota(1) < self.needs_memory:

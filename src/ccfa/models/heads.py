@@ -17,11 +17,12 @@ from ccfa.models.backbone import Backbone
 
 
 class Head(nn.Module, ABC):
-    """g: `old` and `new` class blocks, and the scale eta its logits are multiplied by."""
+    """g: `old` and `new` class blocks, and the scale eta that multiplies its logits."""
 
-    def __init__(self, dim: int, block: tuple[int, ...], scale: Tensor) -> None:
+    def __init__(self, dim: int, block: tuple[int, ...], scale: Tensor, uniform: bool = False) -> None:
         super().__init__()
         self.dim = dim
+        self.uniform = uniform
         self.old = nn.Parameter(torch.empty(0, *block))
         self.new = nn.Parameter(torch.empty(0, *block))
         self.scale = scale
@@ -48,9 +49,13 @@ class Head(nn.Module, ABC):
         self.new = nn.Parameter(self.new.detach()[: len(self.new) - self.num_auxiliary].clone())
         self.num_auxiliary = 0
 
-    @abstractmethod
     def initial(self, num_new: int, generator: Generator | None) -> Tensor:
-        """Starting values for new classes."""
+        """Starting values for new classes: Kaiming normal (std 1/sqrt(dim)), or uniform in +-1/sqrt(dim)."""
+        shape = num_new, *self.new.shape[1:]
+        draws = (
+            2 * torch.rand(shape, generator=generator) - 1 if self.uniform else torch.randn(shape, generator=generator)
+        )
+        return draws / math.sqrt(self.dim)
 
     def embed(self, embedding: Tensor) -> Tensor:
         """The embedding in the classifier's space: what feature augmentations work on."""
@@ -65,11 +70,6 @@ class Head(nn.Module, ABC):
         return self.scale * self.similarities(features)
 
 
-def uniform(shape: tuple[int, ...], dim: int, generator: Generator | None) -> Tensor:
-    """Values uniform in +-1/sqrt(dim)."""
-    return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(dim)
-
-
 class LinearHead(Head):
     """Inner products with class weights, plus a bias kept as the last column of each block."""
 
@@ -78,20 +78,17 @@ class LinearHead(Head):
     ) -> None:
         if temperature <= 0:
             raise UsageError(f"A head's temperature must be positive, got {temperature}.")
-        super().__init__(dim, (dim + 1,) if bias else (dim,), nn.Buffer(torch.tensor(1.0 / temperature)))
+        super().__init__(dim, (dim + bias,), nn.Buffer(torch.tensor(1.0 / temperature)), uniform)
         self.bias = bias
         self.relu = relu
-        self.uniform = uniform
 
     def initial(self, num_new: int, generator: Generator | None) -> Tensor:
-        """Kaiming normal weights (std 1/sqrt(dim)) and zero biases, or both uniform in +-1/sqrt(dim), as nn.Linear."""
-        if self.uniform:
-            return uniform((num_new, *self.new.shape[1:]), self.dim, generator)
-        weights = torch.randn(num_new, self.dim, generator=generator) / math.sqrt(self.dim)
-        return F.pad(weights, (0, 1)) if self.bias else weights
+        """Kaiming normal weights and zero biases, or both uniform in +-1/sqrt(dim), as nn.Linear."""
+        if self.uniform or not self.bias:
+            return super().initial(num_new, generator)
+        return F.pad(torch.randn(num_new, self.dim, generator=generator) / math.sqrt(self.dim), (0, 1))
 
     def embed(self, embedding: Tensor) -> Tensor:
-        """The embedding, rectified where the method's network ends in a ReLU."""
         return F.relu(embedding) if self.relu else embedding
 
     def similarities(self, features: Tensor) -> Tensor:
@@ -102,7 +99,7 @@ class LinearHead(Head):
 
 
 class KeepingLinearHead(LinearHead):
-    """PASS's head: auxiliary outputs leave the head with their stage, and come back as its last outputs in the next."""
+    """PASS's head: auxiliary outputs leave the head with their stage and are its last outputs again in the next."""
 
     kept: Tensor  # (auxiliary outputs, dim + 1), those of the newest classes first
 
@@ -111,13 +108,11 @@ class KeepingLinearHead(LinearHead):
         self.register_buffer("kept", torch.empty(0, dim + 1))
 
     def grow(self, num_new: int, generator: Generator | None = None) -> None:
-        """Add outputs, the last of which are those kept."""
         super().grow(num_new, generator)
         with torch.no_grad():
             self.new[num_new - len(self.kept) :] = self.kept
 
     def drop_auxiliary(self) -> None:
-        """Set the outputs that served training aside."""
         self.kept = self.new.detach()[len(self.new) - self.num_auxiliary :].clone()
         super().drop_auxiliary()
 
@@ -126,13 +121,9 @@ class CosineHead(Head):
     """UCIR's head: cosines between the feature and one weight per class, times a learned scale."""
 
     def __init__(self, dim: int) -> None:
-        super().__init__(dim, (dim,), nn.Parameter(torch.ones(())))
-
-    def initial(self, num_new: int, generator: Generator | None) -> Tensor:
-        return uniform((num_new, self.dim), self.dim, generator)
+        super().__init__(dim, (dim,), nn.Parameter(torch.ones(())), uniform=True)
 
     def embed(self, embedding: Tensor) -> Tensor:
-        """The embedding on the unit sphere."""
         return F.normalize(embedding)
 
     def similarities(self, features: Tensor) -> Tensor:
@@ -154,12 +145,7 @@ class LocalSimilarityHead(Head):
         self.num_proxies = num_proxies
         self.margin = margin
 
-    def initial(self, num_new: int, generator: Generator | None) -> Tensor:
-        """Kaiming normal proxies (std 1/sqrt(dim))."""
-        return torch.randn(num_new, self.num_proxies, self.dim, generator=generator) / math.sqrt(self.dim)
-
     def embed(self, embedding: Tensor) -> Tensor:
-        """The embedding on the unit sphere."""
         return F.normalize(embedding)
 
     def similarities(self, features: Tensor) -> Tensor:
