@@ -178,6 +178,26 @@ class Method:
     Methods are made by factories such as `METHODS["podnet"]` or `build_method`. Make variants with
     `dataclasses.replace`, `with_augmentation`, `with_image_augmentation` and `with_memory`.
 
+    Args:
+        name: The name in reports.
+        transforms: What is done to training and test images.
+        backbone: channels of the images -> f.
+        head: dim of the embedding -> g.
+        criterion: l_cls: (logits, labels) -> one value per row.
+        phases: stage -> its phases, in order.
+        prepare: Called once the head has grown, before the first phase.
+        shape_network: Gives the network the structure that it has at a stage; called before `prepare`.
+        terms: Functions that make the penalties of L_dist.
+        classification_weight: stage -> the weight of L_cls beside the terms.
+        auxiliary_classes: stage -> the number of outputs that serve training only.
+        image_augmentation: Changes the images of a batch, if any.
+        feature_augmentations: Add samples to L_cls, one after the other.
+        memory: How many exemplars are kept.
+        needs_memory: The least number of exemplars per class.
+        select_exemplars: (embeddings of each class, number, generator) -> the rows to keep, best first.
+        predict: The rule of prediction.
+        no_old_head: The reason why the method keeps no old head to learn from, if it keeps none.
+
     Example:
         >>> from dataclasses import replace
         >>> import ccfa
@@ -190,22 +210,22 @@ class Method:
 
     name: str
     transforms: Transforms
-    backbone: BackboneBuilder  # channels -> f
-    head: Callable[[int], Head]  # dim -> g
+    backbone: BackboneBuilder
+    head: Callable[[int], Head]
     criterion: Criterion
     phases: Callable[[Stage], tuple[Phase, ...]]
-    prepare: Callable[[LearnerView], None] = nothing_to_prepare  # once the head has grown, before the first phase
-    shape_network: Callable[[Network, int], None] = same_shape  # into the structure it has at a stage, before prepare
+    prepare: Callable[[LearnerView], None] = nothing_to_prepare
+    shape_network: Callable[[Network, int], None] = same_shape
     terms: tuple[Callable[[], Term], ...] = ()
-    classification_weight: Callable[[Stage], float] = always_one  # on L_cls
-    auxiliary_classes: Callable[[Stage], int] = no_auxiliary_classes  # outputs that serve training only
+    classification_weight: Callable[[Stage], float] = always_one
+    auxiliary_classes: Callable[[Stage], int] = no_auxiliary_classes
     image_augmentation: ImageAugmentation | None = None
     feature_augmentations: tuple[FeatureAugmentation, ...] = ()
     memory: Budget = NOTHING
-    needs_memory: int = 0  # the least number of exemplars per class
+    needs_memory: int = 0
     select_exemplars: ExemplarSelector | None = None
     predict: Callable[[LearnerView, Tensor], Tensor] = by_logits
-    no_old_head: str = ""  # the reason why a method keeps no old head to learn from, if it keeps none
+    no_old_head: str = ""
 
     def __post_init__(self) -> None:
         if self.memory.quota(1) < self.needs_memory:
