@@ -24,7 +24,8 @@ def test_only_acceleration_streams_and_the_doctor_know_cuda():
 
 def test_no_method_and_not_the_learner_name_ccfa():
     inner = [name for name in TEXTS if name.startswith(("methods/", "learning/"))]
-    assert [name for name in inner if re.search(r"\bCCFA\b|ccfa\.py|cross_class", TEXTS[name])] == []
+    code = {name: re.sub(r'""".*?"""', "", TEXTS[name], flags=re.DOTALL) for name in inner}  # docstrings may show it
+    assert [name for name in inner if re.search(r"\bCCFA\b|ccfa\.py|cross_class", code[name])] == []
 
 
 @pytest.mark.parametrize(

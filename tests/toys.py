@@ -13,6 +13,7 @@ from ccfa.augmentation.mixing import PairMixing
 from ccfa.data import ImageSet, Stage, Transforms, split
 from ccfa.errors import UsageError
 from ccfa.learning import Learner, Progress
+from ccfa.learning.loop import optimise
 from ccfa.methods import METHODS, Budget, Method, Phase, with_augmentation, with_image_augmentation, with_memory
 from ccfa.methods.method import EVERYTHING, NOTHING
 
@@ -154,3 +155,10 @@ def begun(method: Method, stage: Stage, **options: Any) -> Learner:
     learner = learned(method, stage.index, **options)
     learner.begin(stage)
     return learner
+
+
+def moved_by(learner: Learner, phase_index: int) -> set[str]:
+    """What of the network's state a phase of the learner's stage changes."""
+    before = {key: value.clone() for key, value in learner.network.state_dict().items()}
+    optimise(learner, learner.method.phases(learner.stage)[phase_index], phase_index)
+    return {key for key, value in learner.network.state_dict().items() if not torch.equal(value, before[key])}

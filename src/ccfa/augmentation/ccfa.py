@@ -1,6 +1,5 @@
 """Cross-Class Feature Augmentation: the paper's section 3.3 and algorithm 1."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,21 +18,45 @@ PAPER_STEP_SIZE = (2 / 255, 5 / 255)  # of alpha at that dimension; 2/2040 to 5/
 
 @dataclass(frozen=True)
 class CCFA:
-    """Pushes each feature across the previous head's boundary into an old class, `count` times an image."""
+    """Cross-Class Feature Augmentation: pushes features across the previous head's boundary into old classes.
+
+    Add it to a method with `with_augmentation`. Calling it makes augmented samples of a batch (see
+    `FeatureAugmentation`); in the first stage it does nothing.
+
+    Args:
+        count: Augmented features per image.
+        steps: Steps of the attack.
+        step_size: The range of alpha, drawn for each image and copy; if None, the paper's, which falls with the
+            dimension of the features.
+        start: Attack from the features Z_k or from Gaussian noise, N(0, I).
+        target: The rule for target classes: most-confident, least-confident, random, own-label, balanced-K or
+            balanced-K-logits.
+        gradient_to_backbone: Let the gradient of augmented features reach the backbone.
+        weight: The weight of an augmented row in L_cls; a real row has a weight of 1.
+        backbone_weight: The weight of the real rows' mean loss in the backbone's gradient; if None, their share of
+            L_cls.
+        phases: The names of the phases it acts in.
+
+    Example:
+        >>> import ccfa
+        >>> method = ccfa.with_augmentation(ccfa.build_method("podnet", "digits"), CCFA(count=3))
+        >>> method.feature_augmentations[0].count
+        3
+    """
 
     count: int = 5
     steps: int = 10
-    step_size: tuple[float, float] | None = None  # the range of alpha, drawn for each image and copy
-    start: Literal["feature", "noise"] = "feature"  # Z_k, or N(0, I)
+    step_size: tuple[float, float] | None = None
+    start: Literal["feature", "noise"] = "feature"
     target: str = "most-confident"
     gradient_to_backbone: bool = False
-    weight: float = 1.0  # of an augmented row in L_cls, beside 1 of a real one
-    backbone_weight: float | None = None  # of the real rows' mean loss in the backbone's gradient; None: their share
+    weight: float = 1.0
+    backbone_weight: float | None = None
     phases: tuple[str, ...] = ("main", "balanced")
 
     @property
     def needs_old_head(self) -> bool:
-        """There is nothing to attack without one."""
+        """True: without one there is nothing to attack."""
         return True
 
     def __post_init__(self) -> None:
@@ -48,19 +71,14 @@ class CCFA:
             raise UsageError(f"CCFA starts from 'feature' or 'noise', not from {self.start!r}.")
 
     def step_size_for(self, dim: int) -> tuple[float, float]:
-        """The range of alpha for features of that dimension: the one given, or the paper's, which falls with it."""
+        """The range of alpha for features of that dimension: `step_size`, or the paper's."""
         low, high = PAPER_STEP_SIZE
         return self.step_size or (low * PAPER_DIM / dim, high * PAPER_DIM / dim)
 
     def __call__(
-        self,
-        samples: Samples,
-        head: Head,
-        old_head: Head | None,
-        criterion: Criterion,
-        generator: Generator,
+        self, samples: Samples, head: Head, old_head: Head | None, criterion: Criterion, generator: Generator
     ) -> Samples:
-        """The samples followed by `count` augmented ones a row: [Z_k, Z'_k] with [Y, Y_pseudo]."""
+        """The samples followed by `count` augmented ones per row: [Z_k, Z'_k] with [Y, Y_pseudo]."""
         if old_head is None or self.count == 0:
             return samples
 
@@ -68,15 +86,9 @@ class CCFA:
             logits: Tensor = head(features)
             return logits[:, : head.num_classes - head.num_auxiliary]
 
-        features, labels, weights = augmented_features(
-            samples.features,
-            samples.weighing_labels,
-            seen_logits,
-            attack_on(old_head, criterion, samples.features.is_cuda),
-            old_head.num_classes,
-            generator,
-            self,
-            target_rule(self.target),
+        attack = attack_on(old_head, criterion, samples.features.is_cuda)
+        features, labels, weights = self.augment(
+            samples.features, samples.weighing_labels, seen_logits, attack, old_head.num_classes, generator
         )
         weights = self.weight * weights
         if self.backbone_weight is None:
@@ -84,6 +96,39 @@ class CCFA:
         real = samples.weights.sum()
         rescaled = scale_gradient(samples.features, self.backbone_weight * (real + weights.sum()) / real)
         return samples._replace(features=rescaled).and_also(features, labels, weights)
+
+    def augment(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        head: Scorer,
+        attack: Attack,
+        num_old: int,
+        generator: Generator | None,
+        rule: TargetRule | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Z'_k, Y_pseudo and their weights: choose targets, attack the old head, label by the old head."""
+        rule = rule or target_rule(self.target)
+        with torch.autocast(features.device.type, enabled=False):  # a sign must not depend on rounding to 16 bits
+            source = features.detach().to(torch.promote_types(features.dtype, torch.float32))
+            norm = source.norm(
+                dim=1, keepdim=True
+            )  # 1 for heads that normalise; others are attacked at their own scale
+            with torch.no_grad():
+                targets = rule(head(source), labels, num_old, self.count, generator)
+
+            copies = (source / norm.clamp(min=1e-12)).repeat(self.count, 1)
+            norms = norm.repeat(self.count, 1)
+            if self.start == "noise":
+                copies = torch.randn(copies.shape, generator=generator, device=copies.device, dtype=copies.dtype)
+            low, high = self.step_size_for(copies.shape[1])
+            draws = torch.rand(len(copies), 1, generator=generator, device=copies.device, dtype=copies.dtype)
+            alpha = low + (high - low) * draws
+            attacked, pseudo_labels = attack(copies, norms, targets.classes.flatten(), alpha, self.steps)
+        if self.gradient_to_backbone and self.start == "feature":
+            # z' = z + constant: the attack itself is not differentiated.
+            attacked = features.repeat(self.count, 1) + (attacked - source.repeat(self.count, 1))
+        return attacked.to(features.dtype), pseudo_labels, targets.valid.flatten().to(features.dtype)
 
 
 def scale_gradient(features: Tensor, factor: Tensor) -> Tensor:
@@ -129,68 +174,36 @@ def cross_class_features(
         Features (count * N, dim), pseudo-labels and weights (count * N,). A weight is 0 where a row has no class to go
         to, otherwise 1. Divide the weighted sum of losses by the sum of weights, as the library does.
 
-    >>> z, y, old = torch.randn(4, 8), torch.tensor([0, 1, 2, 3]), torch.nn.Linear(8, 2)
-    >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
-    >>> augmented, pseudo_labels, weights = cross_class_features(z, y, torch.nn.Linear(8, 4), old, loss, 2, count=3)
-    >>> augmented.shape, pseudo_labels.shape, weights.tolist() == [1.0] * 12
-    (torch.Size([12, 8]), torch.Size([12]), True)
+    Example:
+        >>> z, y, old = torch.randn(4, 8), torch.tensor([0, 1, 2, 3]), torch.nn.Linear(8, 2)
+        >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
+        >>> augmented, pseudo_labels, weights = cross_class_features(z, y, torch.nn.Linear(8, 4), old, loss, 2, count=3)
+        >>> augmented.shape, pseudo_labels.shape, weights.tolist() == [1.0] * 12
+        (torch.Size([12, 8]), torch.Size([12]), True)
     """
     if features.dim() != 2 or labels.shape != features.shape[:1]:
         raise UsageError(
             f"Features must be (N, dim) and labels (N,), got {tuple(features.shape)} and {tuple(labels.shape)}."
         )
-    options = CCFA(
-        count=count, steps=steps, step_size=step_size, start=start, gradient_to_backbone=gradient_to_backbone
-    )
     rule = target_rule(target) if isinstance(target, str) else target
-    head = _with_outputs(head, "head", f"at least the {num_old} old classes", lambda num: num >= num_old)
-    if isinstance(old_head, Head):
-        if old_head.num_classes != num_old:
-            raise UsageError(f"old_head has {old_head.num_classes} classes, but num_old is {num_old}.")
-    else:
-        old_head = _with_outputs(old_head, "old_head", f"exactly the {num_old} old classes", lambda num: num == num_old)
+    if isinstance(old_head, Head) and old_head.num_classes != num_old:
+        raise UsageError(f"old_head has {old_head.num_classes} classes, but num_old is {num_old}.")
+    if not isinstance(old_head, Head):
+        old_head = _with_outputs(old_head, "old_head", num_old, exactly=True)
     attack = attack_on(old_head, criterion, features.is_cuda)
-    return augmented_features(features, labels[:, None], head, attack, num_old, generator, options, rule)
+    head = _with_outputs(head, "head", num_old)
+    options = CCFA(count, steps, step_size, start, gradient_to_backbone=gradient_to_backbone)
+    return options.augment(features, labels[:, None], head, attack, num_old, generator, rule)
 
 
-def _with_outputs(head: Scorer, name: str, wanted: str, fits: Callable[[int], bool]) -> Scorer:
-    """The head, whose logits are refused unless they are those of as many classes as wanted."""
+def _with_outputs(head: Scorer, name: str, num_old: int, exactly: bool = False) -> Scorer:
+    """The head, with a check that its logits are those of the old classes, or of these and others."""
 
     def checked(features: Tensor) -> Tensor:
         logits = head(features)
-        if logits.dim() != 2 or not fits(logits.shape[1]):
+        if logits.dim() != 2 or logits.shape[1] < num_old or (exactly and logits.shape[1] > num_old):
+            wanted = f"{'exactly' if exactly else 'at least'} the {num_old} old classes"
             raise UsageError(f"{name} must give logits (N, classes) for {wanted}, got {tuple(logits.shape)}.")
         return logits
 
     return checked
-
-
-def augmented_features(
-    features: Tensor,
-    labels: Tensor,
-    head: Scorer,
-    attack: Attack,
-    num_old: int,
-    generator: Generator | None,
-    options: CCFA,
-    rule: TargetRule,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Z'_k, Y_pseudo and their weights: choose targets, attack the old head, label by the old head."""
-    with torch.autocast(features.device.type, enabled=False):  # a sign must not depend on rounding to 16 bits
-        source = features.detach().to(torch.promote_types(features.dtype, torch.float32))
-        norm = source.norm(dim=1, keepdim=True)  # 1 for heads that normalise; others are attacked at their own scale
-        with torch.no_grad():
-            targets = rule(head(source), labels, num_old, options.count, generator)
-
-        copies = (source / norm.clamp(min=1e-12)).repeat(options.count, 1)
-        norms = norm.repeat(options.count, 1)
-        if options.start == "noise":
-            copies = torch.randn(copies.shape, generator=generator, device=copies.device, dtype=copies.dtype)
-        low, high = options.step_size_for(copies.shape[1])
-        draws = torch.rand(len(copies), 1, generator=generator, device=copies.device, dtype=copies.dtype)
-        alpha = low + (high - low) * draws
-        attacked, pseudo_labels = attack(copies, norms, targets.classes.flatten(), alpha, options.steps)
-    if options.gradient_to_backbone and options.start == "feature":
-        # z' = z + constant: the attack itself is not differentiated.
-        attacked = features.repeat(options.count, 1) + (attacked - source.repeat(options.count, 1))
-    return attacked.to(features.dtype), pseudo_labels, targets.valid.flatten().to(features.dtype)

@@ -5,30 +5,43 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Generator, Tensor
+from torch.nn import functional as F
 
 from ccfa.data import Stage
 from ccfa.models import Head
 from ccfa.models.backbone import MapMixing
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
-"""l_cls: (logits, labels) -> one value a row."""
+"""l_cls: (logits, labels) -> one value per row."""
 
 
 class Samples(NamedTuple):
-    """Features with one or more weighted labels each (several where images were mixed)."""
+    """Features with one or more weighted labels each; several where images were mixed.
 
-    features: Tensor  # (N, dim), in the head's space
-    labels: Tensor  # (N, L)
-    weights: Tensor  # (N, L)
+    Args:
+        features: (N, dim), as they enter the head.
+        labels: (N, L).
+        weights: (N, L), the weight of each label in L_cls. A weight of 0 removes a row without changing a shape.
+
+    Example:
+        >>> samples = Samples.of(torch.zeros(2, 8), torch.tensor([0, 3]))
+        >>> more = samples.and_also(torch.ones(1, 8), torch.tensor([1]), torch.tensor([0.5]))
+        >>> more.labels.tolist(), more.weights.tolist()
+        ([[0], [3], [1]], [[1.0], [1.0], [0.5]])
+    """
+
+    features: Tensor
+    labels: Tensor
+    weights: Tensor
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor) -> "Samples":
-        """Features with one label of weight 1 each."""
+        """Features (N, dim) with one label of weight 1 each; `labels` are (N,)."""
         return cls(features, labels[:, None], torch.ones_like(labels[:, None], dtype=features.dtype))
 
     @property
     def weighing_labels(self) -> Tensor:
-        """The labels (N, L), with the heaviest label of the row in place of those that weigh nothing."""
+        """The labels (N, L), with the heaviest label of the row in place of those of weight 0."""
         heaviest = self.labels.gather(1, self.weights.argmax(dim=1, keepdim=True))
         return torch.where(self.weights > 0, self.labels, heaviest)
 
@@ -41,13 +54,10 @@ class Samples(NamedTuple):
         return Samples(*(torch.cat(parts) for parts in zip(self, others, strict=True)))
 
     def and_also(self, features: Tensor, labels: Tensor, weights: Tensor) -> "Samples":
-        """These samples followed by others that have a single label each."""
+        """These samples followed by others that have a single label each; `labels` and `weights` are (M,)."""
         extra = self.labels.shape[1] - 1
-        return Samples(
-            torch.cat([self.features, features]),
-            torch.cat([self.labels, labels[:, None].expand(-1, extra + 1)]),
-            torch.cat([self.weights, torch.nn.functional.pad(weights[:, None], (0, extra))]),
-        )
+        others = Samples(features, labels[:, None].expand(-1, extra + 1), F.pad(weights[:, None], (0, extra)))
+        return self.joined(others)
 
 
 class MixedImages(NamedTuple):
@@ -83,27 +93,36 @@ class ImageAugmentation(Protocol):
 
 
 class FeatureAugmentation(Protocol):
-    """Makes more samples out of samples, with the head and the previous stage's head."""
+    """What `with_augmentation` takes: any object with `phases`, `needs_old_head` and this call.
+
+    The call takes the samples of a batch, the current head, the head of the previous stage (None in the first stage),
+    the criterion l_cls and a generator. It returns the samples to train on, which must have the same shape in every
+    step.
+
+    Example:
+        >>> class Twice:
+        ...     phases, needs_old_head = ("main",), False
+        ...     def __call__(self, samples, head, old_head, criterion, generator):
+        ...         return samples.joined(samples)
+        >>> augmentation: FeatureAugmentation = Twice()
+        >>> len(augmentation(Samples.of(torch.zeros(2, 8), torch.tensor([0, 3])), None, None, None, None).labels)
+        4
+    """
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """The names of the phases it acts in."""
+        """The names of the phases it acts in, for example `("main", "balanced")`."""
         ...
 
     @property
     def needs_old_head(self) -> bool:
-        """Whether it means nothing to a method that keeps no old head."""
+        """Whether it has no meaning for a method that keeps no old head."""
         ...
 
     def __call__(
-        self,
-        samples: Samples,
-        head: Head,
-        old_head: Head | None,
-        criterion: Criterion,
-        generator: Generator,
+        self, samples: Samples, head: Head, old_head: Head | None, criterion: Criterion, generator: Generator
     ) -> Samples:
-        """The samples to train on; `old_head` is None in the first stage."""
+        """The samples to train on."""
         ...
 
 

@@ -22,7 +22,7 @@ class Targets(NamedTuple):
 TargetRule = Callable[[Tensor, Tensor, int, int, Generator | None], Targets]
 """(logits of the current head, old classes first (N, outputs), labels (N, L), num_old, count, generator) -> Targets.
 
-Every label given is an own class of its row; labels that weigh nothing are replaced before (`weighing_labels`).
+Every label is an own class of its row: labels of weight 0 are replaced before (`Samples.weighing_labels`).
 """
 
 
@@ -70,7 +70,6 @@ class Balanced:
     def __call__(
         self, logits: Tensor, labels: Tensor, num_old: int, count: int, generator: Generator | None
     ) -> Targets:
-        """The classes drawn for each copy of each row."""
         if self.k == 1:
             return most_confident(logits, labels, num_old, count, generator)
         assigned, classes, valid = self.assignment(logits, labels, num_old)
@@ -79,7 +78,7 @@ class Balanced:
         return Targets(drawn.clamp(max=num_old - 1), valid.expand(count, -1))
 
     def assignment(self, logits: Tensor, labels: Tensor, num_old: int) -> tuple[Tensor, Tensor, Tensor]:
-        """S (N, K), the old class of each place (`num_old`: none), and whether a row has any (N,)."""
+        """S (N, K), the old class of each place (`num_old` where there is none), and whether a row has any (N,)."""
         own = own_classes(labels, num_old)
         valid = ~own.all(dim=1)
         lowest = torch.finfo(logits.dtype).min / 4
@@ -118,7 +117,7 @@ def own_classes(labels: Tensor, num_old: int) -> Tensor:
 
 
 def _up_to_one(confidences: Tensor) -> Tensor:
-    """Confidences divided by the largest: beside a sure own class, all others are below the solver's error.
+    """Confidences divided by the largest: if the own class is certain, all others are below the solver's error.
 
     The optimal S stays the same while no confidence is worth an unbalanced class, before and after.
     """

@@ -1,1 +1,1 @@
-"""Losses as functions of tensors: classification criteria, distillation penalties, ranking."""
+"""Losses as functions of tensors: class scores and distillation."""

@@ -31,7 +31,7 @@ def pod_spatial_paper(previous: Sequence[Tensor], current: Sequence[Tensor]) -> 
 def weighted_discrepancy(previous: Sequence[Tensor], current: Sequence[Tensor], importance: Sequence[Tensor]) -> Tensor:
     """AFC's loss as published code computes it: mean over levels, rows and channels of I_c || u(A'_c) - u(A_c) ||_2.
 
-    u squares a channel of a row and normalises it over its positions; `importance` has a value a channel, by level.
+    u squares a channel of a row and normalises it over its positions; `importance` has one value per channel, by level.
     """
     distances = [
         (weights * row_norm(_unit_channels(old) - _unit_channels(new))).mean()
@@ -61,6 +61,12 @@ def squared_distance(previous: Tensor, current: Tensor) -> Tensor:
     return (previous - current).square().sum(dim=1).mean()
 
 
+def frobenius_distance(previous: Tensor, current: Tensor, weights: Tensor) -> Tensor:
+    """IL2A's: || diag(weights) (current - previous) ||_F over the whole batch, neither squared nor averaged."""
+    distance: Tensor = torch.linalg.vector_norm(weights[:, None] * (current - previous))
+    return distance
+
+
 def softened_cross_entropy(previous: Tensor, current: Tensor, temperature: float) -> Tensor:
     """BiC's: -sum_c softmax(o'/T)_c log softmax(o/T)_c over old classes, averaged over rows, without a factor T^2."""
     targets = (previous / temperature).softmax(dim=1)
@@ -73,7 +79,7 @@ def softened_sigmoids(previous: Tensor, current: Tensor, temperature: float) -> 
 
 
 def sigmoids_for_labels(previous: Tensor, current: Tensor, targets: Tensor, share: Tensor) -> Tensor:
-    """iCaRL's: old classes' BCE to the previous sigmoids, less `share` of that to the labels; a sum a row."""
+    """iCaRL's: old classes' BCE to the previous sigmoids, less `share` of that to the labels; one sum per row."""
     distilled = F.binary_cross_entropy_with_logits(current, previous.sigmoid(), reduction="none")
     labelled = F.binary_cross_entropy_with_logits(current, targets, reduction="none")
     return (distilled - share * labelled).sum(dim=1)
@@ -93,7 +99,7 @@ def _squares(maps: Tensor) -> Tensor:
 
 
 def _pooled(maps: Tensor) -> Tensor:
-    """Sums over the width and over the height, concatenated and normalised as one vector a row."""
+    """Sums over the width and over the height, concatenated and normalised as one vector per row."""
     strips = torch.cat([maps.sum(dim=3).flatten(1), maps.sum(dim=2).flatten(1)], dim=1)
     return F.normalize(strips)
 

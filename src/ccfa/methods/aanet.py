@@ -1,10 +1,12 @@
 """AANet: Liu, Schiele and Sun, "Adaptive Aggregation Networks for Class-Incremental Learning", CVPR 2021."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ccfa.data import Stage
 from ccfa.errors import UsageError
@@ -15,11 +17,14 @@ from ccfa.methods.podnet import podnet
 from ccfa.methods.recipe import register_method
 from ccfa.methods.ucir import ucir
 from ccfa.models import ChainBackbone, Network
-from ccfa.models.aggregation import FusedLevel, two_branches
 
 
 def aanet(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = False) -> Method:
-    """The method on two branches from stage 1 on, their blend fixed at 0.5 or learned after each epoch."""
+    """AANet on UCIR, as published: two branches from stage 1 on, and the head's learned scale is kept.
+
+    In Python it wraps any method that keeps an old head. The blend of the branches is fixed at 0.5 or, with
+    `learn_blend`, learned after each epoch.
+    """
     if method.no_old_head:
         raise UsageError(f"AANet has no meaning for {method.name}: {method.no_old_head}.")
     return replace(
@@ -31,22 +36,58 @@ def aanet(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, 
     )
 
 
-@register_method("aanet", podnet)
-def on_podnet(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = True) -> Method:
-    """AANet on PODNet: the published code whose results the paper lists."""
+def resetting(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = True) -> Method:
+    """AANet in the manner of its code on PODNet: two branches, and the head's learned scale starts at 1 again."""
     return aanet(method, learn_blend=learn_blend, blend_lr=blend_lr, reset_scale=reset_scale)
 
 
-@register_method("aanet-ucir", ucir)
-def on_ucir(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = False) -> Method:
-    """AANet on UCIR, whose learned scale is carried over."""
-    return aanet(method, learn_blend=learn_blend, blend_lr=blend_lr, reset_scale=reset_scale)
+register_method("aanet", podnet)(resetting)
+register_method("aanet-ucir", ucir)(aanet)
+register_method("aanet-afc", afc)(resetting)
 
 
-@register_method("aanet-afc", afc)
-def on_afc(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = True) -> Method:
-    """AANet on AFC, in the manner of AANet on PODNet."""
-    return aanet(method, learn_blend=learn_blend, blend_lr=blend_lr, reset_scale=reset_scale)
+class KernelScaling(nn.Module):
+    """One learned factor for each two-dimensional kernel of a convolution, 1 at the start."""
+
+    def __init__(self, kernels: Tensor) -> None:
+        super().__init__()
+        self.factors = nn.Parameter(kernels.new_ones(*kernels.shape[:2], 1, 1))
+
+    def forward(self, kernels: Tensor) -> Tensor:
+        return kernels * self.factors
+
+
+class FusedLevel(nn.Module):
+    """blend * stable(x) + (1 - blend) * plastic(x)."""
+
+    def __init__(self, stable: nn.Module, plastic: nn.Module, blend: Tensor) -> None:
+        super().__init__()
+        self.stable = stable
+        self.plastic = plastic
+        self.blend = blend
+
+    def forward(self, x: Tensor) -> Tensor:
+        stable, plastic = self.stable(x), self.plastic(x)
+        fused: Tensor = plastic + self.blend * (stable - plastic)  # exact where the branches agree, for any blend
+        return fused
+
+
+def two_branches(backbone: ChainBackbone, learn_blend: bool = False) -> ChainBackbone:
+    """Two copies of the backbone as one: the stable one with frozen, scaled kernels, the other free; blend 0.5."""
+    start = next(backbone.parameters()).detach().new_tensor(0.5)
+    levels: list[nn.Module] = []
+    for level in backbone.levels:
+        stable = copy.deepcopy(level)
+        for layer in list(stable.modules()):
+            if isinstance(layer, nn.Conv2d):
+                kernels = layer.weight.detach()
+                del layer.weight
+                # A buffer, not a parameter without gradient: no optimiser and no weight decay can reach it.
+                layer.register_buffer("weight", kernels)
+                parametrize.register_parametrization(layer, "weight", KernelScaling(kernels))
+        blend = nn.Parameter(start.clone()) if learn_blend else nn.Buffer(start.clone())
+        levels.append(FusedLevel(stable, copy.deepcopy(level), blend))
+    return ChainBackbone(levels, backbone.dim).train(backbone.training)
 
 
 @dataclass(frozen=True)
@@ -59,10 +100,9 @@ class Branching:
     def __call__(self, network: Network, stage_index: int) -> None:
         if not isinstance(network.backbone, ChainBackbone):
             raise UsageError(
-                f"AANet doubles each level of a backbone, so it needs a ChainBackbone; "
-                f"{type(network.backbone).__name__} is none."
+                f"AANet needs a ChainBackbone to double its levels, got {type(network.backbone).__name__}."
             )
-        if stage_index == 0 or any(isinstance(level, FusedLevel) for level in network.backbone.levels):
+        if stage_index == 0 or isinstance(network.backbone.levels[0], FusedLevel):
             return
         network.backbone = two_branches(network.backbone, self.learn_blend)
         if self.reset_scale:

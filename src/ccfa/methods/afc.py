@@ -1,6 +1,6 @@
 """AFC: Kang, Park and Han, "Knowledge Distillation with Adaptive Feature Consolidation", CVPR 2022."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -46,14 +46,11 @@ class WeightedDiscrepancy(MapDistillation):
         for images, labels in learner.training_batches(batch_size, self.name):
             features = network.backbone(images)
             logits = network.head(network.head.embed(features.embedding), labels)
-            values = squared_gradients(method.criterion(logits, labels).mean(), features.maps)
+            gradients = torch.autograd.grad(method.criterion(logits, labels).mean(), features.maps)
+            # The mean over rows of || dL / dZ_c ||_F^2, one value per channel.
+            values = [gradient.square().sum(dim=(2, 3)).mean(dim=0) for gradient in gradients]
             sums = [total + value for total, value in zip(sums, values, strict=True)] if sums else values
         self.importance = torch.cat([divided_by_mean(total) for total in sums])
-
-
-def squared_gradients(loss: Tensor, maps: Sequence[Tensor]) -> list[Tensor]:
-    """Of each level, the mean over rows of || dL / dZ_c ||_F^2: one value per channel."""
-    return [gradient.square().sum(dim=(2, 3)).mean(dim=0) for gradient in torch.autograd.grad(loss, maps)]
 
 
 def divided_by_mean(values: Tensor) -> Tensor:

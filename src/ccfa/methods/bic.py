@@ -12,16 +12,7 @@ from ccfa.data import CIFAR100_UNJITTERED, Stage
 from ccfa.errors import choose
 from ccfa.losses.classification import cross_entropy
 from ccfa.losses.distillation import softened_cross_entropy, softened_sigmoids
-from ccfa.methods.method import (
-    Budget,
-    ExemplarSelector,
-    LearnerView,
-    Method,
-    RowSelector,
-    Step,
-    Term,
-    always_one,
-)
+from ccfa.methods.method import Budget, ExemplarSelector, LearnerView, Method, RowSelector, Step, Term, always_one
 from ccfa.methods.parts import Phases, Steps, sgd
 from ccfa.methods.recipe import Recipe, register_method
 from ccfa.methods.selection import herd
@@ -42,7 +33,7 @@ def bic(
 ) -> Method:
     """BiC: distillation and cross-entropy, then a correction fitted on held-out exemplars.
 
-    `loss` follows its authors' code or that of PODNet's code base, which made the paper's row. `correction_decay` is
+    `loss` follows the authors' code or PODNet's code base (inclearn), which made the paper's row. `correction_decay` is
     0.1 in the former and 0 in the latter unless given.
     """
     variant = choose("BiC loss", loss, VARIANTS)
@@ -52,7 +43,7 @@ def bic(
         name="correction",
         epochs=correction_epochs,
         lr=correction_lr,
-        rows=variant.correction_rows,
+        rows=held_out_exemplars,
         parameters=correction_alone,
         optimiser=sgd_decaying_the_last,
         # The authors' penalty, correction_decay * gamma^2 / 2.
@@ -67,7 +58,7 @@ def bic(
         head=partial(CorrectedLinearHead, bias=False, relu=True),
         criterion=cross_entropy,
         phases=Phases(first=(main,), later=(main, correction)),
-        terms=(partial(variant.distillation, temperature),),
+        terms=(partial(OldLogitDistillation, temperature, variant.distillation, variant.distillation_weight),),
         classification_weight=variant.classification_weight,
         memory=Budget(per_class=memory),
         needs_memory=2,
@@ -80,26 +71,28 @@ def new_share(stage: Stage) -> float:
     return stage.num_new / stage.num_seen
 
 
-class OldLogitDistillation(Term):
-    """lambda * distillation of the previous network's logits, corrected as it predicts; lambda = old / seen."""
+def old_share(stage: Stage) -> float:
+    """lambda = old / seen."""
+    return 1 - new_share(stage)
 
-    def __init__(self, temperature: float) -> None:
+
+class OldLogitDistillation(Term):
+    """weight(stage) * distillation of the previous network's logits, corrected as it predicts."""
+
+    def __init__(
+        self,
+        temperature: float,
+        loss: Callable[[Tensor, Tensor, float], Tensor],
+        weight: Callable[[Stage], float],
+    ) -> None:
         super().__init__("distillation")
         self.temperature = temperature
+        self.loss = loss
+        self.weight = weight
 
     def forward(self, step: Step) -> Tensor:
         logits = step.head(step.samples.features)[:, : step.stage.num_old]
-        return self.penalty(step.previous_logits, logits, step.stage)
-
-    def penalty(self, previous: Tensor, logits: Tensor, stage: Stage) -> Tensor:
-        return (1 - new_share(stage)) * softened_cross_entropy(previous, logits, self.temperature)
-
-
-class OldSigmoidDistillation(OldLogitDistillation):
-    """The same by sigmoids, with a weight of 1."""
-
-    def penalty(self, previous: Tensor, logits: Tensor, stage: Stage) -> Tensor:
-        return softened_sigmoids(previous, logits, self.temperature)
+        return self.weight(step.stage) * self.loss(step.previous_logits, logits, self.temperature)
 
 
 class CorrectedLinearHead(LinearHead):
@@ -115,14 +108,12 @@ class CorrectedLinearHead(LinearHead):
         self.gamma = nn.Parameter(torch.zeros(()))
 
     def grow(self, num_new: int, generator: Generator | None = None) -> None:
-        """Add new classes, uncorrected, and drop the correction of those that were new."""
         super().grow(num_new, generator)
         with torch.no_grad():
             self.beta.fill_(1)
             self.gamma.zero_()
 
     def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor:
-        """The logits, those of new classes corrected."""
         old, new = super().forward(features, labels).split([len(self.old), len(self.new)], dim=1)
         return torch.cat([old, self.beta * new + self.gamma], dim=1)
 
@@ -170,11 +161,6 @@ def not_held_out(learner: LearnerView) -> Tensor:
     return torch.cat(rows + [parted(rows, len(rows))[0] for rows in learner.exemplars()])
 
 
-def held_out(learner: LearnerView) -> Tensor:
-    """Equally many held-out rows of every seen class."""
-    return torch.cat([parted(rows, _quota(learner))[1] for rows in learner.exemplars() + learner.new_classes()])
-
-
 def not_a_tenth(learner: LearnerView) -> Tensor:
     """D'_k without a tenth of the images of every class."""
     return torch.cat([parted(rows, len(rows))[0] for rows in learner.new_classes() + learner.exemplars()])
@@ -186,24 +172,35 @@ def held_out_exemplars(learner: LearnerView) -> Tensor:
     return torch.cat([parted(rows, _quota(learner))[1] for rows in exemplars])
 
 
+def _quota(learner: LearnerView) -> int:
+    return learner.method.memory.quota(learner.stage.num_seen)
+
+
 def herd_beside_held_out(embeddings: Sequence[Tensor], num_exemplars: int, generator: Generator) -> list[Tensor]:
     """The held-out rows of each class at every tenth place, and herded ones of the rest in between."""
-    parts = [parted(torch.arange(len(rows), device=rows.device), num_exemplars) for rows in embeddings]
-    candidates = [rows[kept] for rows, (kept, _) in zip(embeddings, parts, strict=True)]
-    herded = herd(candidates, num_exemplars - num_held_out(num_exemplars), generator)
-    return [_in_turn(kept[picks], held) for (kept, held), picks in zip(parts, herded, strict=True)]
+    kept, held = _all_parted(embeddings, [num_exemplars] * len(embeddings))
+    herded = _herded(embeddings, kept, num_exemplars - num_held_out(num_exemplars), generator)
+    return list(map(_in_turn, herded, held))
 
 
 def herd_apart(embeddings: Sequence[Tensor], num_exemplars: int, generator: Generator) -> list[Tensor]:
     """Herded rows of the tenth of each class that is held out at every tenth place, and of the rest in between."""
-    parts = [parted(torch.arange(len(rows), device=rows.device), len(rows)) for rows in embeddings]
-    quotas = num_exemplars - num_held_out(num_exemplars), num_held_out(num_exemplars)
-    kinds = []
-    for indices, quota in zip(zip(*parts, strict=True), quotas, strict=True):  # to train on, then held out
-        candidates = [rows[own] for rows, own in zip(embeddings, indices, strict=True)]
-        herded = herd(candidates, quota, generator)
-        kinds.append([own[picks] for own, picks in zip(indices, herded, strict=True)])
-    return [_in_turn(*both) for both in zip(*kinds, strict=True)]
+    kept, held = _all_parted(embeddings, [len(rows) for rows in embeddings])
+    num_held = num_held_out(num_exemplars)
+    herded = _herded(embeddings, kept, num_exemplars - num_held, generator)
+    return list(map(_in_turn, herded, _herded(embeddings, held, num_held, generator)))
+
+
+def _all_parted(embeddings: Sequence[Tensor], limits: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+    places = [torch.arange(len(rows), device=rows.device) for rows in embeddings]
+    kept, held = zip(*map(parted, places, limits), strict=True)
+    return list(kept), list(held)
+
+
+def _herded(embeddings: Sequence[Tensor], rows: Sequence[Tensor], quota: int, generator: Generator) -> list[Tensor]:
+    """Of each class the herded ones among the given rows."""
+    picks = herd([own[places] for own, places in zip(embeddings, rows, strict=True)], quota, generator)
+    return [places[picked] for places, picked in zip(rows, picks, strict=True)]
 
 
 def _in_turn(to_train_on: Tensor, held: Tensor) -> Tensor:
@@ -214,22 +211,18 @@ def _in_turn(to_train_on: Tensor, held: Tensor) -> Tensor:
     return order
 
 
-def _quota(learner: LearnerView) -> int:
-    return learner.method.memory.quota(learner.stage.num_seen)
-
-
 class Variant(NamedTuple):
     """The parts in which the two published codes differ."""
 
-    distillation: Callable[[float], Term]
+    distillation: Callable[[Tensor, Tensor, float], Tensor]
+    distillation_weight: Callable[[Stage], float]
     classification_weight: Callable[[Stage], float]
     training_rows: RowSelector
-    correction_rows: RowSelector
     select_exemplars: ExemplarSelector
     correction_decay: float
 
 
 VARIANTS = {
-    "authors": Variant(OldLogitDistillation, new_share, not_held_out, held_out, herd_beside_held_out, 0.1),
-    "inclearn": Variant(OldSigmoidDistillation, always_one, not_a_tenth, held_out_exemplars, herd_apart, 0.0),
+    "authors": Variant(softened_cross_entropy, old_share, new_share, not_held_out, herd_beside_held_out, 0.1),
+    "inclearn": Variant(softened_sigmoids, always_one, always_one, not_a_tenth, herd_apart, 0.0),
 }

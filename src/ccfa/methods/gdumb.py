@@ -23,8 +23,8 @@ PUBLISHED = Recipe("resnet32-gdumb", CIFAR100_UNJITTERED, epochs=256, batch_size
 def gdumb(recipe: Recipe, *, memory_epochs: int = 32, memory: int = 20, pretrain: bool = True) -> Method:
     """GDumb: at each stage trained anew on a balanced memory alone, from the backbone of the first stage.
 
-    That start is the setting whose results are comparable (`formulation B3`); without `pretrain` every stage, the first
-    too, starts from scratch with the memory alone, for `epochs` passes.
+    This setting has comparable results (`formulation B3`). Without `pretrain` every stage, the first one too, starts
+    from scratch with the memory alone, for `epochs` passes.
     """
     on_everything = recipe.phase(warm_restarts, clip_norm=10.0)
     on_memory = replace(on_everything, rows=balanced_exemplars, epochs=memory_epochs if pretrain else recipe.epochs)
@@ -69,12 +69,10 @@ class NormalisedLinearHead(LinearHead):
         self.norm = nn.BatchNorm1d(0, self.eps)
 
     def grow(self, num_new: int, generator: Generator | None = None) -> None:
-        """Add new classes; every class's statistics start anew."""
         super().grow(num_new, generator)
         self.norm = nn.BatchNorm1d(self.num_classes, self.eps).to(self.new)
 
     def similarities(self, features: Tensor) -> Tensor:
-        """w_c . f, normalised over the batch in training."""
         norm, scores = self.norm, super().similarities(features)
         in_training = self.training and len(scores) > 1  # a single row has no spread
         statistics = norm.running_mean, norm.running_var

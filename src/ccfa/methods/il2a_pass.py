@@ -1,4 +1,4 @@
-"""IL2A and PASS, which keep no exemplars: they remember where the features of old classes lay, and how they spread.
+"""IL2A and PASS, which keep no exemplars: they remember the mean and the spread of each old class's features.
 
 Zhu, Cheng, Zhang and Liu, "Class-Incremental Learning via Dual Augmentation", NeurIPS 2021.
 Zhu, Zhang, Wang, Yin and Liu, "Prototype Augmentation and Self-Supervision for Incremental Learning", CVPR 2021.
@@ -9,10 +9,11 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from ccfa.augmentation.class_mixing import ClassMixing, Rotations
-from ccfa.losses.classification import cross_entropy
-from ccfa.losses.prototypes import frobenius_distance, semantic_augmentation
+from ccfa.augmentation.mixing import ClassMixing, Rotations
+from ccfa.losses.classification import cross_entropy, semantic_augmentation
+from ccfa.losses.distillation import frobenius_distance
 from ccfa.methods.method import LearnerView, Method, Step, Term
 from ccfa.methods.parts import Phases, Steps, adam
 from ccfa.methods.recipe import Recipe, register_method
@@ -35,7 +36,7 @@ def il2a(
 ) -> Method:
     """IL2A as its published code runs, without exemplars: class mixing, and Gaussians of old classes.
 
-    `published_covariances` pairs old classes with the covariances that code does: another class's from stage 2 on.
+    `published_covariances` keeps a mistake of that code: from stage 2 on, old classes use other classes' covariances.
     """
     mixing = ClassMixing(rounds=mixing_rounds)
     semantic = lambda_semantic, recipe.batch_size, semantic_strength, published_covariances
@@ -95,7 +96,7 @@ class FeatureDistance(Term):
 
 
 class PrototypeTerm(Term):
-    """A loss on `num_drawn` old classes, drawn uniformly for each batch and seen through their prototypes."""
+    """A loss on `num_drawn` old classes, drawn uniformly for each batch and represented by their prototypes."""
 
     prototypes: Tensor  # (old classes, dim): the mean feature of each, as it was after the class's own stage
 
@@ -106,50 +107,36 @@ class PrototypeTerm(Term):
         self.register_buffer("prototypes", torch.empty(0))
 
     def forward(self, step: Step) -> Tensor:
-        shape, device = (self.num_drawn,), self.prototypes.device
-        return self.weight * self.loss(
-            torch.randint(len(self.prototypes), shape, generator=step.generator, device=device), step
-        )
+        num_old, device = len(self.prototypes), self.prototypes.device
+        classes = torch.randint(num_old, (self.num_drawn,), generator=step.generator, device=device)
+        return self.weight * self.loss(classes, step)
 
     @abstractmethod
     def loss(self, classes: Tensor, step: Step) -> Tensor:
         """The loss of old classes (B,)."""
 
+    @torch.no_grad()
     def conclude(self, learner: LearnerView) -> None:
-        means, covariances = class_gaussians(learner)
-        self.prototypes = followed_by(self.prototypes, means)
-        self.remember(covariances)
+        """Remember the new classes' Gaussians, in evaluation mode under the training transform."""
+        learner.network.eval()
+        batches = learner.training_batches(64, "prototypes")
+        features, labels = zip(
+            *((learner.network.backbone(images).embedding, own) for images, own in batches), strict=True
+        )
+        embeddings, owners = torch.cat(features), torch.cat(labels)
+        classes = [embeddings[owners == label] for label in range(learner.stage.num_old, learner.stage.num_seen)]
+        means = torch.stack([rows.mean(dim=0) for rows in classes])
+        centred = [rows - mean for rows, mean in zip(classes, means, strict=True)]
+        self.prototypes = torch.cat([self.prototypes, means])
+        self.remember(torch.stack([rows.T @ rows / max(len(rows) - 1, 1) for rows in centred]))
 
     @abstractmethod
     def remember(self, covariances: Tensor) -> None:
         """Keep what is needed of the new classes' covariances (new classes, dim, dim)."""
 
 
-def followed_by(first: Tensor, second: Tensor) -> Tensor:
-    """Both joined, where either may be a buffer that holds nothing yet."""
-    return torch.cat([part for part in (first, second) if len(part)])
-
-
-@torch.no_grad()
-def class_gaussians(learner: LearnerView) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of each new class's features, in evaluation mode under the training transform."""
-    learner.network.eval()
-    features, labels = [], []
-    for images, names in learner.training_batches(64, "prototypes"):
-        features.append(learner.network.backbone(images).embedding)
-        labels.append(names)
-    embeddings, owners = torch.cat(features), torch.cat(labels)
-    means, covariances = [], []
-    for label in range(learner.stage.num_old, learner.stage.num_seen):
-        own = embeddings[owners == label]
-        means.append(own.mean(dim=0))
-        centred = own - means[-1]
-        covariances.append(centred.T @ centred / max(len(own) - 1, 1))
-    return torch.stack(means), torch.stack(covariances)
-
-
 class SemanticAugmentation(PrototypeTerm):
-    """weight * L_seman: old classes' Gaussians seen by the current head, in closed form."""
+    """weight * L_seman: the current head on old classes' Gaussians, in closed form."""
 
     covariances: Tensor  # (old classes, dim, dim)
 
@@ -160,21 +147,19 @@ class SemanticAugmentation(PrototypeTerm):
         self.register_buffer("covariances", torch.empty(0))
 
     def loss(self, classes: Tensor, step: Step) -> Tensor:
-        """L_seman over the seen classes; auxiliary outputs take no part."""
-        weights = step.head.weights[: step.stage.num_seen]
+        weights = step.head.weights[: step.stage.num_seen]  # auxiliary outputs take no part
         gaussians = self.prototypes[classes], self.covariances[classes]
         return semantic_augmentation(
             *gaussians, classes, weights[:, :-1], weights[:, -1], self.strength, step.head.scale
         )
 
     def remember(self, covariances: Tensor) -> None:
-        """Keep them whole, in the order of the classes or, as published, in front of the older ones."""
-        parts = (covariances, self.covariances) if self.newest_first else (self.covariances, covariances)
-        self.covariances = followed_by(*parts)
+        parts = [covariances, self.covariances] if self.newest_first else [self.covariances, covariances]
+        self.covariances = torch.cat(parts)
 
 
 class PrototypeAugmentation(PrototypeTerm):
-    """weight * L_proto: the method's criterion on prototypes with Gaussian noise of one radius."""
+    """weight * L_proto: cross-entropy over all outputs of prototypes with Gaussian noise of one radius."""
 
     radius: Tensor  # (): sqrt(mean over first-stage classes of trace(covariance) / dim), fixed from then on
 
@@ -183,15 +168,11 @@ class PrototypeAugmentation(PrototypeTerm):
         self.register_buffer("radius", torch.zeros(()))
 
     def loss(self, classes: Tensor, step: Step) -> Tensor:
-        """Cross-entropy over all outputs, those of turned classes included."""
-        prototypes = self.prototypes[classes]
-        noise = torch.randn(
-            prototypes.shape, generator=step.generator, device=prototypes.device, dtype=prototypes.dtype
-        )
-        return torch.nn.functional.cross_entropy(step.head(prototypes + self.radius * noise), classes)
+        rows = self.prototypes[classes]
+        noise = torch.randn(rows.shape, generator=step.generator, device=rows.device, dtype=rows.dtype)
+        return F.cross_entropy(step.head(rows + self.radius * noise), classes)
 
     def remember(self, covariances: Tensor) -> None:
-        """Keep the first stage's radius alone."""
         if self.radius == 0:
             traces = covariances.diagonal(dim1=1, dim2=2).sum(dim=1)
             self.radius = (traces.mean() / covariances.shape[1]).sqrt()

@@ -1,4 +1,4 @@
-"""What a method is: a value made of parts, and the records its parts pass to each other."""
+"""What a method is: a value made of parts, and the records that its parts pass to each other."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 
 class LearnerView(Protocol):
-    """What the parts of a method may ask of the learner, whose docstrings say what each gives."""
+    """What the parts of a method may use of the learner; see the methods of `Learner`."""
 
     method: "Method"
     network: Network
@@ -56,7 +56,7 @@ class LearnerView(Protocol):
 
 
 class Term(nn.Module, ABC):
-    """A penalty of L_dist, named as it is logged; what it remembers between stages are its buffers."""
+    """A penalty of L_dist, logged under its name. What it remembers between stages must be in its buffers."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Phase:
     def __post_init__(self) -> None:
         for name, least in (("epochs", 0), ("batch_size", 1)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if type(value) is not int or value < least:
                 raise UsageError(f"{name} of phase {self.name} must be a whole number >= {least}, got {value!r}.")
         for name in ("lr", "weight_decay", "clip_value", "clip_norm"):
             value = getattr(self, name)
@@ -120,16 +120,17 @@ MAX_EXEMPLARS = 2**31
 
 @dataclass(frozen=True)
 class Budget:
-    """How many exemplars may be kept: a number per class or a number in total. Neither means none."""
+    """How many exemplars may be kept: a number per class or in total; none if neither is given."""
 
     per_class: int | None = None
     total: int | None = None
 
     def __post_init__(self) -> None:
-        if min(self.per_class or 0, self.total or 0) < 0:
-            raise UsageError(f"The memory of exemplars cannot be negative, got {self}.")
-        if max(self.per_class or 0, self.total or 0) > MAX_EXEMPLARS:
-            raise UsageError(f"The memory of exemplars can be at most {MAX_EXEMPLARS} images, got {self}.")
+        for number in (self.per_class, self.total):
+            if number is not None and not 0 <= number <= MAX_EXEMPLARS:
+                raise UsageError(
+                    f"A memory of exemplars cannot be negative or over {MAX_EXEMPLARS} images, got {self}."
+                )
 
     def quota(self, num_seen: int) -> int:
         """Exemplars for each class once `num_seen` classes share the memory."""
@@ -153,7 +154,7 @@ def by_nearest_mean(learner: LearnerView, images: Tensor) -> Tensor:
 
 
 def always_one(stage: Stage) -> float:
-    """L_cls as it is."""
+    """The weight 1 in every stage."""
     return 1.0
 
 
@@ -167,31 +168,64 @@ def nothing_to_prepare(learner: LearnerView) -> None:
 
 
 def same_shape(network: Network, stage_index: int) -> None:
-    """The network's structure is the same at every stage, but for the classes of its head."""
+    """Keep the network's structure."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A class-incremental method: a frozen record of parts. Variants are made with `dataclasses.replace`."""
+    """A class-incremental method: a frozen record of parts.
+
+    Methods are made by factories such as `METHODS["podnet"]` or `build_method`. Make variants with
+    `dataclasses.replace`, `with_augmentation`, `with_image_augmentation` and `with_memory`.
+
+    Args:
+        name: The name in reports.
+        transforms: What is done to training and test images.
+        backbone: channels of the images -> f.
+        head: dim of the embedding -> g.
+        criterion: l_cls: (logits, labels) -> one value per row.
+        phases: stage -> its phases, in order.
+        prepare: Called once the head has grown, before the first phase.
+        shape_network: Gives the network the structure that it has at a stage; called before `prepare`.
+        terms: Functions that make the penalties of L_dist.
+        classification_weight: stage -> the weight of L_cls beside the terms.
+        auxiliary_classes: stage -> the number of outputs that serve training only.
+        image_augmentation: Changes the images of a batch, if any.
+        feature_augmentations: Add samples to L_cls, one after the other.
+        memory: How many exemplars are kept.
+        needs_memory: The least number of exemplars per class.
+        select_exemplars: (embeddings of each class, number, generator) -> the rows to keep, best first.
+        predict: The rule of prediction.
+        no_old_head: The reason why the method keeps no old head to learn from, if it keeps none.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> import ccfa
+        >>> podnet = ccfa.METHODS["podnet"]()
+        >>> podnet.memory
+        Budget(per_class=20, total=None)
+        >>> replace(podnet, name="podnet without distillation", terms=()).name
+        'podnet without distillation'
+    """
 
     name: str
     transforms: Transforms
-    backbone: BackboneBuilder  # channels -> f
-    head: Callable[[int], Head]  # dim -> g
+    backbone: BackboneBuilder
+    head: Callable[[int], Head]
     criterion: Criterion
     phases: Callable[[Stage], tuple[Phase, ...]]
-    prepare: Callable[[LearnerView], None] = nothing_to_prepare  # once the head has grown, before the first phase
-    shape_network: Callable[[Network, int], None] = same_shape  # into the structure it has at a stage, before prepare
+    prepare: Callable[[LearnerView], None] = nothing_to_prepare
+    shape_network: Callable[[Network, int], None] = same_shape
     terms: tuple[Callable[[], Term], ...] = ()
-    classification_weight: Callable[[Stage], float] = always_one  # on L_cls
-    auxiliary_classes: Callable[[Stage], int] = no_auxiliary_classes  # outputs that serve training only
+    classification_weight: Callable[[Stage], float] = always_one
+    auxiliary_classes: Callable[[Stage], int] = no_auxiliary_classes
     image_augmentation: ImageAugmentation | None = None
     feature_augmentations: tuple[FeatureAugmentation, ...] = ()
     memory: Budget = NOTHING
-    needs_memory: int = 0  # exemplars per class without which the method has no meaning
+    needs_memory: int = 0
     select_exemplars: ExemplarSelector | None = None
     predict: Callable[[LearnerView, Tensor], Tensor] = by_logits
-    no_old_head: str = ""  # the reason, where a method keeps no old head to learn from
+    no_old_head: str = ""
 
     def __post_init__(self) -> None:
         if self.memory.quota(1) < self.needs_memory:
@@ -203,14 +237,29 @@ class Method:
 
 
 def with_augmentation(method: Method, augmentation: FeatureAugmentation) -> Method:
-    """The method with a feature augmentation plugged in, or the reason why that has no meaning."""
+    """Return a method with a feature augmentation added.
+
+    Args:
+        method: Any method. It stays as it is.
+        augmentation: For example `CCFA()`, or an augmentation of your own (see `FeatureAugmentation`).
+
+    Returns:
+        The method with the augmentation after those that it already has. A method that keeps no old head, such as
+        GDumb, is refused if the augmentation needs one.
+
+    Example:
+        >>> import ccfa
+        >>> method = with_augmentation(ccfa.METHODS["podnet"](), ccfa.CCFA(count=3))
+        >>> len(method.feature_augmentations)
+        1
+    """
     if augmentation.needs_old_head and method.no_old_head:
         raise UsageError(f"{type(augmentation).__name__} has no meaning for {method.name}: {method.no_old_head}.")
     return replace(method, feature_augmentations=(*method.feature_augmentations, augmentation))
 
 
 def with_image_augmentation(method: Method, augmentation: ImageAugmentation) -> Method:
-    """The method with an image augmentation plugged in, unless it mixes images itself."""
+    """The method with an image augmentation added. A method that has one already is refused."""
     if method.image_augmentation:
         raise UsageError(f"{method.name} makes {type(method.image_augmentation).__name__} of its images already.")
     return replace(method, image_augmentation=augmentation)
@@ -218,7 +267,7 @@ def with_image_augmentation(method: Method, augmentation: ImageAugmentation) -> 
 
 def with_memory(method: Method, budget: Budget) -> Method:
     """The method with another exemplar memory."""
-    if method.memory == NOTHING or method.memory == EVERYTHING:
+    if method.memory in (NOTHING, EVERYTHING):
         kept = "no exemplars" if method.memory == NOTHING else "every image"
         raise UsageError(f"{method.name} keeps {kept}; a memory size has no meaning for it.")
     return replace(method, memory=budget)

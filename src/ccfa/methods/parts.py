@@ -45,7 +45,7 @@ def sgd(parameters: Sequence[nn.Parameter], lr: float, weight_decay: float) -> o
 
 
 def adam(parameters: Sequence[nn.Parameter], lr: float, weight_decay: float) -> optim.Optimizer:
-    """Adam, the decay being part of the gradient."""
+    """Adam, with the weight decay as part of the gradient."""
     rate = torch.tensor(lr, device=parameters[0].device)
     return optim.Adam(parameters, rate, weight_decay=weight_decay, fused=True)
 
@@ -73,7 +73,7 @@ class Steps:
 def imprint(learner: LearnerView) -> None:
     """Start each new class from its training images: k-means centres for proxies, else their mean direction.
 
-    Both are scaled to the mean norm of the old classes' weights; in the first stage there are none to follow.
+    Both are scaled to the mean norm of the old classes' weights. In the first stage nothing is changed.
     """
     head = learner.network.head
     if not len(head.old):
@@ -88,7 +88,7 @@ def imprint(learner: LearnerView) -> None:
 
 
 def _proxies(directions: Sequence[Tensor], num_proxies: int, generator: Generator) -> Tensor:
-    """k-means centres of each class; classes of one size are clustered together, which is what they mostly are."""
+    """k-means centres of each class; classes of the same size, mostly all of them, are clustered together."""
     centres = directions[0].new_empty(len(directions), num_proxies, directions[0].shape[1])
     for size in sorted({len(rows) for rows in directions}):
         alike = [label for label, rows in enumerate(directions) if len(rows) == size]
@@ -133,7 +133,7 @@ def _plus_plus(points: Tensor, num_clusters: int, generator: Generator) -> Tenso
         chosen = torch.multinomial(weights, 1, generator=generator)  # (B * R, 1)
         drawn = points.gather(1, chosen.unsqueeze(2).expand(-1, -1, points.shape[2]))
         centres = torch.cat([centres, drawn], dim=1)
-        # All points may coincide with centres already: any choice is then as good.
+        # If all points coincide with centres, any choice is as good.
         weights = torch.cdist(points, centres).amin(dim=2).square() + torch.finfo(points.dtype).tiny
     return centres
 

@@ -1,6 +1,5 @@
 """The options that every method has, and how a function of options becomes a method with a name."""
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -9,7 +8,7 @@ from typing import Any, get_type_hints
 
 from ccfa.data import CIFAR100_PODNET, Transforms
 from ccfa.errors import UsageError, unknown
-from ccfa.methods.method import Method, Optimiser, ParameterSelector, Phase, RowSelector, Schedule
+from ccfa.methods.method import Method, Phase, Schedule
 from ccfa.methods.parts import all_parameters, new_and_exemplars, sgd
 from ccfa.models import BackboneBuilder, backbone_builder
 from ccfa.plugins import Registry
@@ -17,9 +16,26 @@ from ccfa.plugins import Registry
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a method trains: the network, the images and the numbers of its main phase. Each field is an option."""
+    """How a method trains: the network, the images and the numbers of its main phase.
 
-    backbone: str | BackboneBuilder = "resnet32-podnet"  # a name, or channels -> backbone
+    Each field is an option of the methods that are built on the recipe.
+
+    Args:
+        backbone: The name of a backbone, a function `channels -> backbone`, or a module made by `wrap`.
+        transforms: What is done to training and test images.
+        epochs: Epochs of the main phase of a stage.
+        batch_size: Images per batch.
+        lr: The learning rate at the start.
+        weight_decay: The weight decay.
+
+    Example:
+        >>> from ccfa.methods.parts import cosine
+        >>> phase = Recipe(epochs=3).phase(cosine, clip_norm=10.0)
+        >>> phase.name, phase.epochs, phase.clip_norm
+        ('main', 3, 10.0)
+    """
+
+    backbone: str | BackboneBuilder = "resnet32-podnet"
     transforms: Transforms = CIFAR100_PODNET
     epochs: int = 160
     batch_size: int = 128
@@ -31,30 +47,11 @@ class Recipe:
         """The function that makes the backbone."""
         return backbone_builder(self.backbone)
 
-    def phase(
-        self,
-        schedule: Schedule,
-        *,
-        parameters: ParameterSelector = all_parameters,
-        rows: RowSelector = new_and_exemplars,
-        optimiser: Optimiser = sgd,
-        clip_value: float | None = None,
-        clip_norm: float | None = None,
-    ) -> Phase:
-        """The main phase; make others of it with `dataclasses.replace`."""
-        return Phase(
-            name="main",
-            epochs=self.epochs,
-            lr=self.lr,
-            rows=rows,
-            parameters=parameters,
-            optimiser=optimiser,
-            schedule=schedule,
-            batch_size=self.batch_size,
-            weight_decay=self.weight_decay,
-            clip_value=clip_value,
-            clip_norm=clip_norm,
-        )
+    def phase(self, schedule: Schedule, **fields: Any) -> Phase:
+        """The main phase: SGD of all parameters on new images and exemplars, except for the given fields of `Phase`."""
+        parts = new_and_exemplars, all_parameters, sgd, schedule
+        main = Phase("main", self.epochs, self.lr, *parts, self.batch_size, self.weight_decay)
+        return replace(main, **fields)
 
 
 Factory = Callable[..., Method]
@@ -64,16 +61,26 @@ METHODS: Registry[Factory] = Registry("method", "ccfa.methods")
 
 
 def register_method(name: str, base: Recipe | Factory | None = None) -> Callable[[Factory], Factory]:
-    """A decorator that makes a function a method, known by its name in Python and on the command line.
+    """Give a method a name, under which Python, the command line and presets know it.
 
     Args:
-        name: The name, which the method gets as well.
-        base: What the function takes as its first argument, beside keyword options of its own: a recipe, or the method
-            that another factory makes. The options of the base are then options of the new method too. Without a base
-            the function takes nothing but its own options.
+        name: The name. A name that is taken is refused.
+        base: What the function takes as its first argument: a recipe, or the method that another factory makes. The
+            options of the base become options of the new method too. Without a base the function takes its own
+            options only.
 
     Returns:
-        A decorator, which returns a factory: a function of all the options together.
+        A decorator for a function that takes typed keyword options and returns a `Method`. It returns a factory: a
+        function of all options, those of the base included.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> @register_method("twice-weighted", METHODS["replay"])
+        ... def weighted(method: Method, *, factor: float = 2.0) -> Method:
+        ...     return replace(method, classification_weight=lambda stage: factor)
+        >>> method = METHODS["twice-weighted"](memory=5, factor=3.0)
+        >>> method.name, method.memory.per_class
+        ('twice-weighted', 5)
     """
 
     def register(function: Factory) -> Factory:
@@ -96,8 +103,8 @@ def options_of(base: Recipe | Factory | None) -> Callable[[Factory], Factory]:
     """A decorator for a function of what `base` makes and of options of its own: it takes them all together."""
 
     def decorate(function: Factory) -> Factory:
-        own = _typed_parameters(function, num_other=0 if base is None else 1)
-        inherited = {} if base is None else _fields(base) if isinstance(base, Recipe) else _typed_parameters(base)
+        inherited = _options(base) if base else {}
+        own = _options(function, num_other=1 if base else 0)
         if both := own.keys() & inherited.keys():
             raise UsageError(f"{function.__name__} has options that its base has: {', '.join(sorted(both))}.")
 
@@ -116,20 +123,14 @@ def options_of(base: Recipe | Factory | None) -> Callable[[Factory], Factory]:
     return decorate
 
 
-def _fields(recipe: Recipe) -> dict[str, inspect.Parameter]:
-    hints = get_type_hints(Recipe)
-    return {
-        field.name: _option(field.name, getattr(recipe, field.name), hints[field.name])
-        for field in dataclasses.fields(recipe)
-    }
-
-
-def _typed_parameters(function: Factory, num_other: int = 0) -> dict[str, inspect.Parameter]:
-    hints, parameters = get_type_hints(function), list(inspect.signature(function).parameters.values())[num_other:]
-    if untyped := [option.name for option in parameters if option.name not in hints]:
-        raise UsageError(f"Options of a method need types; {function.__name__} has none for {', '.join(untyped)}.")
-    return {option.name: _option(option.name, option.default, hints[option.name]) for option in parameters}
-
-
-def _option(name: str, default: Any, kind: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+def _options(owner: Recipe | Factory, num_other: int = 0) -> dict[str, inspect.Parameter]:
+    """The fields of a recipe with its values as defaults, or the parameters of a function after the first ones."""
+    function = Recipe if isinstance(owner, Recipe) else owner
+    values = vars(owner) if isinstance(owner, Recipe) else {}
+    hints, options = get_type_hints(function), {}
+    for name, parameter in list(inspect.signature(function).parameters.items())[num_other:]:
+        if name not in hints:
+            raise UsageError(f"Options of a method need types; {function.__name__} has none for {name}.")
+        default = values.get(name, parameter.default)
+        options[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+    return options

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from ccfa.data import CIFAR100_UCIR
 from ccfa.errors import UsageError
-from ccfa.losses.classification import cross_entropy
+from ccfa.losses.classification import cross_entropy, margin_ranking
 from ccfa.losses.distillation import cosine_distance
-from ccfa.losses.ranking import margin_ranking
 from ccfa.methods.method import Budget, Method, Step, Term
 from ccfa.methods.parts import (
     EmbeddingDistillation,

@@ -10,8 +10,7 @@ from ccfa.models.backbone import (
     register_backbone,
     wrap,
 )
-from ccfa.models.heads import CosineHead, Head, KeepingLinearHead, LinearHead, LocalSimilarityHead
-from ccfa.models.network import Network
+from ccfa.models.heads import CosineHead, Head, KeepingLinearHead, LinearHead, LocalSimilarityHead, Network
 from ccfa.models.resnet import ResNet
 
 __all__ = [

@@ -26,11 +26,10 @@ class MapMixing(NamedTuple):
     partners: Tensor  # (B,)
     share: Tensor  # ()
 
-
-def mixed_before(level: int, maps: Tensor, mixing: MapMixing) -> Tensor:
-    """What enters a level: mixed if it is the chosen one, decided on the device."""
-    share = torch.where(mixing.level == level, mixing.share, torch.ones_like(mixing.share)).to(maps.dtype)
-    return share * maps + (1 - share) * maps[mixing.partners]
+    def before(self, level: int, maps: Tensor) -> Tensor:
+        """What enters a level: mixed if it is the chosen one, decided on the device."""
+        share = torch.where(self.level == level, self.share, torch.ones_like(self.share)).to(maps.dtype)
+        return share * maps + (1 - share) * maps[self.partners]
 
 
 class Backbone(Protocol):
@@ -45,15 +44,10 @@ class Backbone(Protocol):
         """The features of normalised images; with `mixing`, rows are mixed before one of the levels."""
 
     def __call__(self, images: Tensor, mixing: MapMixing | None = None) -> Features: ...
-
     def parameters(self) -> Iterator[nn.Parameter]: ...
-
     def modules(self) -> Iterator[nn.Module]: ...
-
     def train(self, mode: bool = True) -> Self: ...
-
     def state_dict(self) -> dict[str, Any]: ...
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
 
 
@@ -64,16 +58,38 @@ BACKBONES: Registry[BackboneBuilder] = Registry("backbone", "ccfa.backbones")
 
 
 def register_backbone(name: str) -> Callable[[BackboneBuilder], BackboneBuilder]:
-    """A decorator that gives a function `channels -> backbone` a name, for `--set backbone=NAME`."""
+    """Give a backbone a name, for `podnet(backbone=NAME)` and `--set backbone=NAME`.
+
+    Args:
+        name: The name. A name that is taken is refused.
+
+    Returns:
+        A decorator for a function that takes the number of image channels and returns a backbone. It returns the
+        function unchanged.
+
+    Example:
+        >>> from ccfa.models import BACKBONES
+        >>> @register_backbone("two-layers")
+        ... def two_layers(channels):
+        ...     return wrap(nn.Sequential(nn.Conv2d(channels, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3)), ["1", "2"])
+        >>> BACKBONES["two-layers"](3).dim
+        16
+    """
     return lambda build: BACKBONES.add(name, build)
 
 
-def backbone_builder(choice: "str | BackboneBuilder | nn.Module") -> BackboneBuilder:
+def backbone_builder(choice: str | BackboneBuilder | nn.Module) -> BackboneBuilder:
     """The function that makes a backbone: by name, as it is, or copies of a module with the weights that it has."""
     if isinstance(choice, str):
         return choose("backbone", choice, BACKBONES)
     if isinstance(choice, nn.Module):
-        return CopiesOf(choice)
+        module = require_backbone(choice)
+
+        def copies(channels: int) -> Backbone:
+            return copy.deepcopy(module)
+
+        copies.__name__ = str(getattr(module, "description", type(module).__name__))  # as the configuration shows it
+        return copies
     if not callable(choice):
         raise UsageError(
             f"A backbone is a name ({', '.join(BACKBONES)}), a function of the number of channels that returns one, "
@@ -92,17 +108,6 @@ def require_backbone(made: object) -> Backbone:
     )
 
 
-class CopiesOf:
-    """Builds copies of one module, weights included: for networks that were trained before."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = require_backbone(module)
-        self.__name__ = str(getattr(module, "description", type(module).__name__))
-
-    def __call__(self, channels: int) -> Backbone:
-        return copy.deepcopy(self.module)
-
-
 class ChainBackbone(nn.Module):
     """f: a chain of levels followed by global average pooling."""
 
@@ -114,9 +119,7 @@ class ChainBackbone(nn.Module):
     def forward(self, images: Tensor, mixing: MapMixing | None = None) -> Features:
         maps = []
         for index, level in enumerate(self.levels):
-            if mixing is not None:
-                images = mixed_before(index, images, mixing)
-            images = level(images)
+            images = level(mixing.before(index, images) if mixing else images)
             maps.append(images)
         return Features(tuple(maps), maps[-1].mean(dim=(2, 3)))
 
@@ -134,15 +137,15 @@ def wrap(module: nn.Module, levels: Sequence[str], dim: int | None = None) -> "W
     Returns:
         A backbone. It shares its weights with `module`.
 
-    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU())
-    >>> wrap(net, levels=["1", "3"]).dim
-    16
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU())
+        >>> wrap(net, levels=["1", "3"]).dim
+        16
     """
-    known = dict(module.named_modules())
     if isinstance(levels, str) or not levels:
         raise UsageError(f"wrap needs the names of at least one submodule as levels, got {levels!r}.")
     for name in levels:
-        choose(f"submodule of {type(module).__name__}", name, known)
+        choose(f"submodule of {type(module).__name__}", name, dict(module.named_modules()))
     return WrappedBackbone(module, tuple(levels), dim)
 
 
@@ -162,33 +165,31 @@ class WrappedBackbone(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # hooks that come and go cannot be traced
     def forward(self, images: Tensor, mixing: MapMixing | None = None) -> Features:
-        if mixing is not None and len(self.levels_read) < 2:
+        if mixing and len(self.levels_read) < 2:
             raise UsageError("Manifold Mixup mixes before, after and between levels, so wrap at least 2.")
         seen: dict[str, Tensor] = {}
 
         def read(name: str, place: int, output: Tensor) -> Tensor | None:
-            if not isinstance(output, Tensor) or output.dim() != 4:
-                raise self._misfit(f"Level {name!r}", output, "maps (B, C, H, W)")
-            seen[name] = output
-            return None if mixing is None else mixed_before(place, output, mixing)
+            seen[name] = self._checked(f"Level {name!r}", output, (4,), "maps (B, C, H, W)")
+            return mixing.before(place, output) if mixing else None
 
         with contextlib.ExitStack() as hooks:  # for this call only, so that copies of the module have none
             for place, name in enumerate(self.levels_read, start=1):
                 level = self.module.get_submodule(name)
                 hook = level.register_forward_hook(lambda m, i, output, n=name, p=place: read(n, p, output))
                 hooks.callback(hook.remove)
-            output = self.module(images if mixing is None else mixed_before(0, images, mixing))
+            output = self.module(mixing.before(0, images) if mixing else images)
         if missing := [name for name in self.levels_read if name not in seen]:
             raise UsageError(f"{type(self.module).__name__} did not run its submodules {', '.join(missing)}.")
-        if not isinstance(output, Tensor) or output.dim() not in (2, 4):
-            raise self._misfit("The output", output, "an embedding (B, dim) or maps (B, dim, H, W)")
+        output = self._checked("The output", output, (2, 4), "an embedding (B, dim) or maps (B, dim, H, W)")
         embedding = output if output.dim() == 2 else output.mean(dim=(2, 3))
         return Features(tuple(seen[name] for name in self.levels_read), embedding)
 
-    def _misfit(self, what: str, output: object, wanted: str) -> UsageError:
+    def _checked(self, what: str, output: object, dims: tuple[int, ...], wanted: str) -> Tensor:
+        if isinstance(output, Tensor) and output.dim() in dims:
+            return output
         got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        hint = " Reshape tokens (B, N, C) into maps first." if isinstance(output, Tensor) and output.dim() == 3 else ""
-        return UsageError(f"{what} of {type(self.module).__name__} must be {wanted}, got {got}.{hint}")
+        raise UsageError(f"{what} of {type(self.module).__name__} must be {wanted}, got {got}. Reshape tokens to maps.")
 
     def _probed(self) -> int:
         first = next((layer for layer in self.module.modules() if isinstance(layer, nn.Conv2d)), None)

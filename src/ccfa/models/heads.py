@@ -1,9 +1,10 @@
-"""Heads g: from an embedding to one logit a seen class, growing with the classes.
+"""Heads g, from an embedding to one logit per seen class, and the network that a backbone and a head make.
 
 A head keeps its old and its new classes in two parameter blocks, so that freezing the old classes is a choice of
 parameters and not a mask.
 """
 
+import copy
 import math
 from abc import ABC, abstractmethod
 
@@ -12,22 +13,24 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from ccfa.errors import UsageError
+from ccfa.models.backbone import Backbone
 
 
 class Head(nn.Module, ABC):
-    """g: `old` and `new` class blocks, and the scale eta its logits are multiplied by."""
+    """g: `old` and `new` class blocks, and the scale eta that multiplies its logits."""
 
-    def __init__(self, dim: int, block: tuple[int, ...], scale: Tensor) -> None:
+    def __init__(self, dim: int, block: tuple[int, ...], scale: Tensor, uniform: bool = False) -> None:
         super().__init__()
         self.dim = dim
+        self.uniform = uniform
         self.old = nn.Parameter(torch.empty(0, *block))
         self.new = nn.Parameter(torch.empty(0, *block))
         self.scale = scale
-        self.num_auxiliary = 0  # of the last outputs: no classes, they serve training
+        self.num_auxiliary = 0  # how many of the last outputs are no classes but serve training
 
     @property
     def num_classes(self) -> int:
-        """How many classes the head tells apart."""
+        """The number of outputs, auxiliary ones included."""
         return len(self.old) + len(self.new)
 
     @property
@@ -46,9 +49,13 @@ class Head(nn.Module, ABC):
         self.new = nn.Parameter(self.new.detach()[: len(self.new) - self.num_auxiliary].clone())
         self.num_auxiliary = 0
 
-    @abstractmethod
     def initial(self, num_new: int, generator: Generator | None) -> Tensor:
-        """Starting values for new classes."""
+        """Starting values for new classes: Kaiming normal (std 1/sqrt(dim)), or uniform in +-1/sqrt(dim)."""
+        shape = num_new, *self.new.shape[1:]
+        draws = (
+            2 * torch.rand(shape, generator=generator) - 1 if self.uniform else torch.randn(shape, generator=generator)
+        )
+        return draws / math.sqrt(self.dim)
 
     def embed(self, embedding: Tensor) -> Tensor:
         """The embedding in the classifier's space: what feature augmentations work on."""
@@ -71,20 +78,17 @@ class LinearHead(Head):
     ) -> None:
         if temperature <= 0:
             raise UsageError(f"A head's temperature must be positive, got {temperature}.")
-        super().__init__(dim, (dim + 1,) if bias else (dim,), nn.Buffer(torch.tensor(1.0 / temperature)))
+        super().__init__(dim, (dim + bias,), nn.Buffer(torch.tensor(1.0 / temperature)), uniform)
         self.bias = bias
         self.relu = relu
-        self.uniform = uniform
 
     def initial(self, num_new: int, generator: Generator | None) -> Tensor:
-        """Kaiming normal weights (std 1/sqrt(dim)) and zero biases, or both uniform in +-1/sqrt(dim), as nn.Linear."""
-        if self.uniform:
-            return (2 * torch.rand(num_new, *self.new.shape[1:], generator=generator) - 1) / math.sqrt(self.dim)
-        weights = torch.randn(num_new, self.dim, generator=generator) / math.sqrt(self.dim)
-        return F.pad(weights, (0, 1)) if self.bias else weights
+        """Kaiming normal weights and zero biases, or both uniform in +-1/sqrt(dim), as nn.Linear."""
+        if self.uniform or not self.bias:
+            return super().initial(num_new, generator)
+        return F.pad(torch.randn(num_new, self.dim, generator=generator) / math.sqrt(self.dim), (0, 1))
 
     def embed(self, embedding: Tensor) -> Tensor:
-        """The embedding, rectified where the method's network ends in a ReLU."""
         return F.relu(embedding) if self.relu else embedding
 
     def similarities(self, features: Tensor) -> Tensor:
@@ -95,7 +99,7 @@ class LinearHead(Head):
 
 
 class KeepingLinearHead(LinearHead):
-    """PASS's head: auxiliary outputs leave the head with their stage, and come back as its last outputs in the next."""
+    """PASS's head: auxiliary outputs leave the head with their stage and are its last outputs again in the next."""
 
     kept: Tensor  # (auxiliary outputs, dim + 1), those of the newest classes first
 
@@ -104,29 +108,22 @@ class KeepingLinearHead(LinearHead):
         self.register_buffer("kept", torch.empty(0, dim + 1))
 
     def grow(self, num_new: int, generator: Generator | None = None) -> None:
-        """Add outputs, the last of which are those kept."""
         super().grow(num_new, generator)
         with torch.no_grad():
             self.new[num_new - len(self.kept) :] = self.kept
 
     def drop_auxiliary(self) -> None:
-        """Set the outputs that served training aside."""
         self.kept = self.new.detach()[len(self.new) - self.num_auxiliary :].clone()
         super().drop_auxiliary()
 
 
 class CosineHead(Head):
-    """UCIR's head: cosines between the feature and one weight a class, times a learned scale."""
+    """UCIR's head: cosines between the feature and one weight per class, times a learned scale."""
 
     def __init__(self, dim: int) -> None:
-        super().__init__(dim, (dim,), nn.Parameter(torch.ones(())))
-
-    def initial(self, num_new: int, generator: Generator | None) -> Tensor:
-        """Uniform in +-1/sqrt(dim)."""
-        return (2 * torch.rand(num_new, self.dim, generator=generator) - 1) / math.sqrt(self.dim)
+        super().__init__(dim, (dim,), nn.Parameter(torch.ones(())), uniform=True)
 
     def embed(self, embedding: Tensor) -> Tensor:
-        """The embedding on the unit sphere."""
         return F.normalize(embedding)
 
     def similarities(self, features: Tensor) -> Tensor:
@@ -135,7 +132,7 @@ class CosineHead(Head):
 
 
 class LocalSimilarityHead(Head):
-    """PODNet's head: several proxies a class, merged by a softmax over their similarities, times a learned eta.
+    """PODNet's head: several proxies per class, merged by a softmax over their similarities, times a learned eta.
 
     The similarity is minus the squared distance of the unit vectors, 2 cos - 2, as in the published code; the paper
     writes the cosine itself.
@@ -148,12 +145,7 @@ class LocalSimilarityHead(Head):
         self.num_proxies = num_proxies
         self.margin = margin
 
-    def initial(self, num_new: int, generator: Generator | None) -> Tensor:
-        """Kaiming normal proxies (std 1/sqrt(dim))."""
-        return torch.randn(num_new, self.num_proxies, self.dim, generator=generator) / math.sqrt(self.dim)
-
     def embed(self, embedding: Tensor) -> Tensor:
-        """The embedding on the unit sphere."""
         return F.normalize(embedding)
 
     def similarities(self, features: Tensor) -> Tensor:
@@ -169,3 +161,21 @@ class LocalSimilarityHead(Head):
             is_label = labels[:, None] == torch.arange(self.num_classes, device=labels.device)
             similarities = similarities - self.margin * is_label
         return self.scale * similarities
+
+
+class Network(nn.Module):
+    """Theta_k: the backbone and the head of one stage."""
+
+    def __init__(self, backbone: Backbone, head: Head) -> None:
+        super().__init__()
+        self.backbone: Backbone = backbone
+        self.head = head
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The logits of normalised images."""
+        logits: Tensor = self.head(self.head.embed(self.backbone(images).embedding))
+        return logits
+
+    def frozen_copy(self) -> "Network":
+        """A copy that never changes: the `previous` of the next stage."""
+        return copy.deepcopy(self).eval().requires_grad_(False)

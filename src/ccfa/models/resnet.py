@@ -1,4 +1,4 @@
-"""One ResNet builder; each published network is a line of options."""
+"""One ResNet builder; each published network is one set of options."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -12,15 +12,21 @@ from ccfa.models.convolution import Conv3x3, normalised
 
 
 class Block(nn.Module):
-    """conv - BN - ReLU - conv - BN, plus the shortcut, with or without a ReLU after the sum."""
+    """conv - BN - ReLU - conv - BN, plus the shortcut, with or without a ReLU after the sum.
 
-    def __init__(self, channels: int, out: int, stride: int, shortcut: str, relu: bool) -> None:
+    In GDumb's blocks, `rectified`, both branches end in a ReLU; an identity is rectified already.
+    """
+
+    def __init__(
+        self, channels: int, out: int, stride: int, shortcut: str, relu: bool, rectified: bool = False
+    ) -> None:
         super().__init__()
         self.conv1 = Conv3x3(channels, out, stride)
         self.norm1 = nn.BatchNorm2d(out)
         self.conv2 = Conv3x3(out, out)
         self.norm2 = nn.BatchNorm2d(out)
         self.relu = relu
+        self.rectified = rectified
         self.shortcut: nn.Module
         if stride == 1 and channels == out:
             self.shortcut = nn.Identity()
@@ -28,29 +34,12 @@ class Block(nn.Module):
             self.shortcut = PadShortcut(out - channels, stride)
         else:
             conv = nn.Conv2d(channels, out, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(out))
+            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(out), *([nn.ReLU()] if rectified else []))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's map."""
-        total: Tensor = self.shortcut(x) + self.residual(x)
+        residual = normalised(self.conv2, self.norm2, F.relu(normalised(self.conv1, self.norm1, x)))
+        total: Tensor = self.shortcut(x) + (F.relu(residual) if self.rectified else residual)
         return F.relu(total) if self.relu else total
-
-    def residual(self, x: Tensor) -> Tensor:
-        """What is added to the shortcut."""
-        return normalised(self.conv2, self.norm2, F.relu(normalised(self.conv1, self.norm1, x)))
-
-
-class RectifiedBlock(Block):
-    """GDumb's: conv - BN - ReLU twice, plus the shortcut, a projection ending in a ReLU too."""
-
-    def __init__(self, channels: int, out: int, stride: int, shortcut: str, relu: bool) -> None:
-        super().__init__(channels, out, stride, shortcut, relu)
-        if isinstance(self.shortcut, nn.Sequential):
-            self.shortcut.append(nn.ReLU())
-
-    def residual(self, x: Tensor) -> Tensor:
-        """What is added to the shortcut, without negative values."""
-        return F.relu(super().residual(x))
 
 
 class PadShortcut(nn.Module):
@@ -62,7 +51,6 @@ class PadShortcut(nn.Module):
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        """The subsampled, widened map."""
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
 
 
@@ -78,11 +66,11 @@ class ResNet:
     relu_after_sum: Literal["never", "first-of-level", "not-last", "always"] = "never"
     zero_init_residual: bool = True  # the second batch norm of each block starts at 0
 
-    block: ClassVar[type[Block]] = Block
+    rectified: ClassVar[bool] = False
     norm_eps: ClassVar[float] = 1e-5
 
     def __call__(self, channels: int = 3) -> ChainBackbone:
-        """The backbone for images of so many channels."""
+        """The backbone for images of that many channels."""
         levels: list[nn.Module] = []
         width = self.widths[0]
         for level, (out, num_blocks, stride) in enumerate(zip(self.widths, self.blocks, self.strides, strict=True)):
@@ -91,7 +79,7 @@ class ResNet:
                 is_last = level == len(self.widths) - 1 and index == num_blocks - 1
                 relu = {"never": False, "first-of-level": index == 0, "not-last": not is_last, "always": True}
                 arguments = width, out, stride if index == 0 else 1, self.shortcut, relu[self.relu_after_sum]
-                modules.append(self.block(*arguments))
+                modules.append(Block(*arguments, self.rectified))
                 width = out
             levels.append(nn.Sequential(*modules))
         backbone = ChainBackbone(levels, width)
@@ -102,12 +90,11 @@ class ResNet:
 class RectifiedResNet(ResNet):
     """The same made of rectified blocks."""
 
-    block = RectifiedBlock
+    rectified = True
     norm_eps = 1e-6
 
 
 def _stem(kind: str, channels: int, width: int) -> list[nn.Module]:
-    """The layers before the first residual block."""
     seven = kind == "7x7-pool"
     conv = nn.Conv2d(channels, width, 7, 2, padding=3, bias=False) if seven else Conv3x3(channels, width)
     stem = [conv, nn.BatchNorm2d(width), nn.ReLU()]
@@ -128,57 +115,32 @@ def _initialise(backbone: ChainBackbone, zero_init_residual: bool, norm_eps: flo
                 module.norm2.weight.zero_()
 
 
+_THREE_LEVELS = (16, 32, 64), (5, 5, 5), (1, 2, 2)
+_FOUR_LEVELS = (64, 128, 256, 512), (2, 2, 2, 2), (1, 2, 2, 2)
+
 # PODNet's and AFC's ("rebuffi"): no ReLU on the trunk, the last block a level of its own. 463,504 parameters.
-resnet32_podnet = ResNet((16, 32, 64, 64), (5, 5, 4, 1), (1, 2, 2, 1))
+BACKBONES.add("resnet32-podnet", ResNet((16, 32, 64, 64), (5, 5, 4, 1), (1, 2, 2, 1)))
 # UCIR's: 466,256 parameters.
-resnet32_ucir = ResNet(
-    (16, 32, 64),
-    (5, 5, 5),
-    (1, 2, 2),
-    shortcut="project",
-    relu_after_sum="not-last",
-    zero_init_residual=False,
+BACKBONES.add(
+    "resnet32-ucir",
+    ResNet(*_THREE_LEVELS, shortcut="project", relu_after_sum="not-last", zero_init_residual=False),
 )
 # GDumb's: a ReLU ends every branch and none follows a sum, hence features without negative values. 466,256 parameters.
-resnet32_gdumb = RectifiedResNet((16, 32, 64), (5, 5, 5), (1, 2, 2), shortcut="project", zero_init_residual=False)
+BACKBONES.add("resnet32-gdumb", RectifiedResNet(*_THREE_LEVELS, shortcut="project", zero_init_residual=False))
 # PODNet's ImageNet network, with a 3x3 stride-1 stem: 11,168,832 parameters.
-resnet18_podnet = ResNet(
-    (64, 128, 256, 512),
-    (2, 2, 2, 2),
-    (1, 2, 2, 2),
-    stem="3x3-pool",
-    shortcut="project",
-    relu_after_sum="first-of-level",
+BACKBONES.add(
+    "resnet18-podnet",
+    ResNet(*_FOUR_LEVELS, stem="3x3-pool", shortcut="project", relu_after_sum="first-of-level"),
 )
 # UCIR's ImageNet network, with the usual 7x7 stride-2 stem.
-resnet18_ucir = ResNet(
-    (64, 128, 256, 512),
-    (2, 2, 2, 2),
-    (1, 2, 2, 2),
-    stem="7x7-pool",
-    shortcut="project",
-    relu_after_sum="not-last",
-    zero_init_residual=False,
+BACKBONES.add(
+    "resnet18-ucir",
+    ResNet(*_FOUR_LEVELS, stem="7x7-pool", shortcut="project", relu_after_sum="not-last", zero_init_residual=False),
 )
 # IL2A's and PASS's CIFAR network: ReLU after every sum, hence an embedding without negative values.
-resnet18_il2a = ResNet(
-    (64, 128, 256, 512),
-    (2, 2, 2, 2),
-    (1, 2, 2, 2),
-    shortcut="project",
-    relu_after_sum="always",
-    zero_init_residual=False,
+BACKBONES.add(
+    "resnet18-il2a",
+    ResNet(*_FOUR_LEVELS, shortcut="project", relu_after_sum="always", zero_init_residual=False),
 )
-# For 8x8 digits: PODNet's kind of trunk with one block a level.
-small = ResNet((16, 32, 64), (1, 1, 1), (1, 2, 2))
-
-for _name, _builder in {
-    "resnet32-podnet": resnet32_podnet,
-    "resnet32-ucir": resnet32_ucir,
-    "resnet32-gdumb": resnet32_gdumb,
-    "resnet18-podnet": resnet18_podnet,
-    "resnet18-ucir": resnet18_ucir,
-    "resnet18-il2a": resnet18_il2a,
-    "small": small,
-}.items():
-    BACKBONES.add(_name, _builder)
+# For 8x8 digits: PODNet's kind of trunk with one block per level.
+BACKBONES.add("small", ResNet((16, 32, 64), (1, 1, 1), (1, 2, 2)))

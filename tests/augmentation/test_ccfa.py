@@ -1,14 +1,16 @@
-"""CCFA against algorithm 1 written out row by row in NumPy."""
+"""CCFA against algorithm 1 written out row by row in NumPy, and the pure function for other loops."""
 
 import copy
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import reference
 from ccfa.augmentation.ccfa import CCFA, cross_class_features
 from ccfa.augmentation.samples import Samples, classification_loss
+from ccfa.augmentation.targets import TARGETS, random_class
 from ccfa.errors import UsageError
 from ccfa.losses.classification import cross_entropy, nca
 from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead
@@ -63,41 +65,20 @@ def random_batch(num_rows: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_references_own_gradient_is_right(case):
-    *_, old_head, logit_gradient = case()
-    value = reference.nca if logit_gradient is reference.nca_gradient else reference.cross_entropy
-    z, label = np.random.default_rng(4).standard_normal(DIM), np.array([2])
-    gradient = logit_gradient(old_head.logits(z), 2) @ old_head.jacobian(z)
-    for j, direction in enumerate(1e-6 * np.eye(DIM)):
-        above, below = (value(old_head.logits(point)[None], label)[0] for point in (z + direction, z - direction))
-        assert gradient[j] == pytest.approx((above - below) / 2e-6, abs=1e-8)
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("steps", [1, 10])
-def test_a_fixed_step_size_as_the_reference(case, steps: int):
+@pytest.mark.parametrize("step_size", [(0.013, 0.013), None], ids=["fixed", "drawn"])
+def test_attack_as_the_reference(case, step_size):
     parts, numpy_head, numpy_old_head, logit_gradient = case()
     features, labels = random_batch()
-    augmented, pseudo_labels, weights = augment(features, labels, parts, count=2, steps=steps, step_size=(0.013, 0.013))
-    assert augmented.shape == (20, DIM)
-    assert (weights == 1).all()
-    for place in range(20):
-        z, label = features[place % 10].numpy(), labels[place % 10].item()
-        target = reference.target_class(z, label, numpy_head, NUM_OLD)
-        expected, pseudo_label = reference.attack(z, target, numpy_old_head, logit_gradient, steps, 0.013)
-        np.testing.assert_allclose(augmented[place].numpy(), expected, atol=1e-12)
-        assert pseudo_labels[place].item() == pseudo_label
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_step_sizes_drawn_as_the_reference(case):
-    parts, numpy_head, numpy_old_head, logit_gradient = case()
-    features, labels = random_batch()
+    options = {"seed": 7, "count": 2, "step_size": step_size}
     # A single sign step moves every coordinate by alpha, and so shows what was drawn.
-    moved = (augment(features, labels, parts, seed=7, steps=1)[0] - features.repeat(5, 1)).abs()
+    moved = (augment(features, labels, parts, steps=1, **options)[0] - features.repeat(2, 1)).abs()
     alphas = moved.mean(dim=1)
     torch.testing.assert_close(moved, alphas[:, None].expand_as(moved))
-    augmented, pseudo_labels, _ = augment(features, labels, parts, seed=7)
+    if step_size:
+        torch.testing.assert_close(alphas, torch.full_like(alphas, 0.013))
+    augmented, pseudo_labels, weights = augment(features, labels, parts, **options)
+    assert augmented.shape == (20, DIM)
+    assert (weights == 1).all()
     for place, alpha in enumerate(alphas.tolist()):
         z, label = features[place % 10].numpy(), labels[place % 10].item()
         target = reference.target_class(z, label, numpy_head, NUM_OLD)
@@ -106,7 +87,7 @@ def test_the_step_sizes_drawn_as_the_reference(case):
         assert pseudo_labels[place].item() == pseudo_label
 
 
-def test_step_sizes_are_uniform_in_the_range_and_one_for_each_image_and_copy():
+def test_step_sizes_are_uniform_and_independent():
     parts, *_ = cosine()
     features, labels = random_batch(400)
     augmented, *_ = augment(features, labels, parts, seed=8, steps=1)
@@ -119,64 +100,51 @@ def test_step_sizes_are_uniform_in_the_range_and_one_for_each_image_and_copy():
     assert len(np.unique(alphas)) == 2000
 
 
-@pytest.mark.parametrize(("dim", "low", "high"), [(64, 2 / 255, 5 / 255), (512, 2 / 2040, 5 / 2040)])
-def test_step_size_follows_the_dimension(dim, low, high):
-    assert CCFA().step_size_for(dim) == (low, high)
-    assert CCFA(step_size=(0.1, 0.2)).step_size_for(dim) == (0.1, 0.2)
-    heads = [CosineHead(dim).double() for _ in range(2)]
-    for head in heads:
-        head.grow(NUM_OLD, seeded(0))
-    rows = torch.nn.functional.normalize(torch.randn(50, dim, generator=seeded(1), dtype=torch.float64))
-    labels = torch.full((50,), NUM_OLD)
-    moved = augment(rows, labels, (*heads, cross_entropy), steps=1)[0] - rows.repeat(5, 1)
-    assert low <= moved.abs().min()
-    assert moved.abs().max() <= high
-    moved = augment(rows, labels, (*heads, cross_entropy), steps=1, step_size=(0.1, 0.1))[0] - rows.repeat(5, 1)
-    torch.testing.assert_close(moved.abs(), torch.full_like(moved, 0.1))
+def test_step_size_follows_the_dimension():
+    assert CCFA().step_size_for(64) == (2 / 255, 5 / 255)
+    assert CCFA().step_size_for(512) == (2 / 2040, 5 / 2040)
+    assert CCFA(step_size=(0.1, 0.2)).step_size_for(512) == (0.1, 0.2)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_target_is_never_the_own_class(case):
-    (head, old_head, criterion), *_ = case()
-    seen: list[torch.Tensor] = []
+def test_target_rules_as_numpy():
+    logits, labels = np.random.default_rng(5).standard_normal((20, 5)), np.arange(20) % 5
+    chosen = {
+        name: rule(torch.tensor(logits), torch.tensor(labels)[:, None], 3, 40, seeded(0))
+        for name, rule in TARGETS.items()
+    }
+    for row, label in enumerate(labels):
+        others = [old for old in range(3) if old != label]
+        expected = {
+            "most-confident": {max(others, key=lambda old: logits[row, old])},
+            "least-confident": {min(others, key=lambda old: logits[row, old])},
+            "random": set(others),
+        }
+        for name, classes in expected.items():
+            assert set(chosen[name].classes[:, row].tolist()) == classes
+            assert chosen[name].valid[:, row].all()
+    own = chosen["own-label"]
+    assert torch.equal(own.valid, torch.tensor(labels < 3).expand(40, -1))
+    assert torch.equal(own.classes[own.valid], torch.tensor(labels).expand(40, -1)[own.valid])
 
-    def recording(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        seen.append(targets)
-        return criterion(logits, targets)
 
-    # Every row sits on the weight of its own class, whose score is therefore the largest.
-    own = head.weights.detach()[:NUM_OLD].reshape(NUM_OLD, -1, DIM).mean(dim=1)
-    features, labels = torch.nn.functional.normalize(own), torch.arange(NUM_OLD)
-    assert torch.equal(head(features)[:, :NUM_OLD].argmax(dim=1), labels)
-    augment(features, labels, (head, old_head, recording), count=3)
-    assert len(seen) == 10
-    for targets in seen:
-        assert torch.equal(targets, seen[0])
-        assert (targets != labels.repeat(3)).all()
-        assert ((targets >= 0) & (targets < NUM_OLD)).all()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_enough_steps_cross_the_boundary_into_the_target(case):
-    parts, numpy_head, *_ = case()
+def test_enough_steps_reach_the_target():
+    parts, numpy_head, *_ = local_similarity()
     features, labels = random_batch()
     _, pseudo_labels, _ = augment(features, labels, parts, count=1, steps=60, step_size=(0.01, 0.01))
     for z, label, pseudo_label in zip(features.numpy(), labels, pseudo_labels, strict=True):
         assert pseudo_label == reference.target_class(z, label, numpy_head, NUM_OLD)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_no_steps_return_the_features_with_the_old_heads_labels(case):
-    parts, *_ = case()
+def test_no_steps_label_the_features():
+    parts, *_ = local_similarity()
     features, labels = random_batch()
     augmented, pseudo_labels, _ = augment(features, labels, parts, count=2, steps=0)
     torch.testing.assert_close(augmented, features.repeat(2, 1))
     assert torch.equal(pseudo_labels, parts[1](features).argmax(dim=1).repeat(2))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_longer_features_are_attacked_at_unit_length_and_scaled_back(case):
-    parts, *_ = case()
+def test_longer_features_are_attacked_at_unit_length():
+    parts, *_ = local_similarity()
     features, labels = random_batch()
     lengths = torch.linspace(0.2, 9.0, 10, dtype=torch.float64)[:, None]
     unit, scaled = (augment(rows, labels, parts, count=1) for rows in (features, features * lengths))
@@ -207,7 +175,7 @@ def test_no_copies_and_no_previous_head_change_nothing():
     assert pseudo_labels.shape == (0,)
 
 
-def test_the_real_samples_come_first_and_the_function_gives_the_rest():
+def test_real_samples_come_first():
     parts, *_ = local_similarity()
     samples = Samples.of(*random_batch())
     result = CCFA()(samples, *parts, seeded(5))
@@ -239,21 +207,34 @@ def test_backbone_and_head_get_their_shares_of_the_loss(weight, backbone_weight)
         torch.testing.assert_close(found, share * of_real + (1 - share) * of_augmented)
 
 
-def test_the_attack_leaves_no_gradient_behind():
+@pytest.mark.parametrize("to_backbone", [False, True])
+def test_gradients_reach_the_backbone_on_request(to_backbone):
     parts, *_ = local_similarity()
     features, labels = random_batch()
     features.requires_grad_()
-    augmented, *_ = augment(features, labels, parts)
-    assert not augmented.requires_grad
-    assert features.grad is None
+    augmented, *_ = augment(features, labels, parts, count=2, gradient_to_backbone=to_backbone)
+    assert augmented.requires_grad == to_backbone
     assert all(parameter.grad is None for parameter in [*parts[0].parameters(), *parts[1].parameters()])
+    if to_backbone:
+        (gradient,) = torch.autograd.grad(augmented.sum(), features)
+        torch.testing.assert_close(gradient, torch.full_like(gradient, 2.0))
+        torch.testing.assert_close(augmented.detach(), augment(features, labels, parts, count=2)[0])
 
 
-def test_a_row_whose_label_is_the_only_old_class_weighs_nothing():
+def test_noise_can_be_the_start():
+    parts, *_ = cosine()
+    features, labels = random_batch(400)
+    augmented, *_ = augment(features, labels, parts, count=1, steps=0, start="noise")
+    assert augmented.std().item() == pytest.approx(1, rel=0.05)
+    assert (augmented * features).sum(dim=1).mean().item() == pytest.approx(0, abs=0.2)
+
+
+def test_rows_without_a_target_weigh_nothing():
     old_head, head = CosineHead(DIM).double(), CosineHead(DIM).double()
     old_head.grow(1, seeded(0))
     head.grow(3, seeded(1))
     features, _ = random_batch(3)
+    features[2] = 0.0
     augmented, pseudo_labels, weights = augment(
         features, torch.tensor([0, 1, 2]), (head, old_head, cross_entropy), count=2
     )
@@ -262,15 +243,48 @@ def test_a_row_whose_label_is_the_only_old_class_weighs_nothing():
     assert torch.isfinite(augmented).all()
 
 
-def test_a_zero_feature_stays_finite():
-    parts, *_ = local_similarity()
-    features, labels = random_batch(4)
-    features[2] = 0.0
-    augmented, *_ = augment(features, labels, parts)
-    assert torch.isfinite(augmented).all()
-
-
 @pytest.mark.parametrize("options", [{"count": -1}, {"steps": -1}, {"step_size": (0.2, 0.1)}, {"start": "z"}])
 def test_impossible_options_are_refused(options):
-    with pytest.raises(UsageError, match=r"CCFA (needs count >= 0|starts from 'feature' or 'noise')"):
+    with pytest.raises(UsageError, match="CCFA"):
         CCFA(**options)
+
+
+def in_a_foreign_loop(num_rows=6, dim=8, head=4, old=2, num_old=2, **options):
+    torch.manual_seed(0)
+    parts = nn.Linear(dim, head), nn.Linear(dim, old)
+    labels = torch.arange(num_rows) % 4
+    return cross_class_features(torch.randn(num_rows, dim), labels, *parts, cross_entropy, num_old, **options)
+
+
+def test_the_default_generator_draws_without_one():
+    first, second = in_a_foreign_loop(), in_a_foreign_loop()
+    assert all(map(torch.equal, first, second))
+    assert not torch.equal(first[0], in_a_foreign_loop(generator=seeded(7))[0])
+    assert in_a_foreign_loop(target="balanced-2", start="noise", count=2)[0].shape == (12, 8)
+
+
+def test_targets_by_name_or_function():
+    by_name, by_function = (
+        in_a_foreign_loop(target=target, generator=seeded(0)) for target in ("random", random_class)
+    )
+    assert all(map(torch.equal, by_name, by_function))
+    with pytest.raises(UsageError, match="'random'"):
+        in_a_foreign_loop(target="randm")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"), [({"num_old": 5, "old": 3}, "head"), ({"old": 3}, "old_head"), ({"head": 1}, "head")], ids=str
+)
+def test_heads_of_other_sizes_are_refused(sizes, named):
+    with pytest.raises(UsageError, match=named):
+        in_a_foreign_loop(**sizes)
+
+
+def test_shapes_that_do_not_fit():
+    head, old_head = nn.Linear(8, 4), LinearHead(8)
+    old_head.grow(2)
+    for features, labels in [(torch.randn(3, 8, 1), torch.zeros(3)), (torch.randn(3, 8), torch.zeros(4))]:
+        with pytest.raises(UsageError, match="labels"):
+            cross_class_features(features, labels.long(), head, old_head, cross_entropy, 2)
+    with pytest.raises(UsageError, match="num_old"):
+        cross_class_features(torch.randn(3, 8), torch.zeros(3).long(), head, old_head, cross_entropy, 3)
