@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, get_origin
 import ccfa
 from ccfa import data as datasets
 from ccfa.data import ImageSet, Loader, Stage, load_parts
-from ccfa.data.orders import recognise_imagenet
 from ccfa.errors import DataError, ModelError, UsageError, unknown
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.options import describe, plain
@@ -163,9 +162,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
     if train.num_classes == 1:
         notes.append("There is one class only, so every prediction is right and nothing can be forgotten.")
     order_name = experiment.order or datasets.data_set(experiment.data).order
-    order = datasets.class_order(
-        order_name, train.num_classes, recognise_imagenet(train.class_names) or experiment.data
-    )
+    order = datasets.class_order(order_name, train.num_classes, experiment.data)
     scenario = experiment.scenario or default_scenario(experiment.data, train.num_classes)
     stages = datasets.parse_scenario(scenario, train.num_classes)
     _require_phases(method, stages)
