@@ -110,9 +110,8 @@ def test_damaged_folders_are_refused(name, content, folder):
         load(folder.parent)
 
 
-@pytest.mark.parametrize("change", [lambda content: flipped(content, 99), lambda content: content[:-1]])
-def test_altered_archives_are_not_opened(change, archive, tmp_path, monkeypatch):
-    (tmp_path / ARCHIVE).write_bytes(change(archive))
+def test_altered_archives_are_not_opened(archive, tmp_path, monkeypatch):
+    (tmp_path / ARCHIVE).write_bytes(flipped(archive, 99))
     monkeypatch.setattr(tarfile, "open", None)
     with pytest.raises(DataError, match="SHA-256"):
         load(tmp_path)
@@ -126,26 +125,20 @@ def test_missing_data_names_the_source(root):
 
 
 def test_download_is_checked_first(archive, tmp_path, monkeypatch):
-    def answer(reply):
-        monkeypatch.setattr(cifar100, "urlopen", lambda url, timeout: io.BytesIO(reply))
-
-    for reply in (archive + b"x" * 20_000, archive[:50], flipped(archive, 9)):
-        answer(reply)
-        with pytest.raises(DataError, match="SHA-256"):
-            load_cifar100(tmp_path / "new")
-        assert os.listdir(tmp_path) == []
-    answer(archive)
+    for reply in (archive + b"x" * 20_000, archive[:50], flipped(archive, 9), archive):
+        monkeypatch.setattr(cifar100, "urlopen", lambda url, timeout, reply=reply: io.BytesIO(reply))
+        if reply is not archive:
+            with pytest.raises(DataError, match="SHA-256"):
+                load_cifar100(tmp_path / "new")
+            assert os.listdir(tmp_path) == []
     with pytest.warns(Notice, match=cifar100.URL):
         assert_tiny(*load_cifar100(tmp_path / "new"))
     assert os.listdir(tmp_path / "new") == [ARCHIVE]
 
 
 def test_no_network_is_a_data_error(tmp_path, monkeypatch):
-    def offline(*args, **kwargs):
-        raise OSError("no route to host")
-
-    monkeypatch.setattr(cifar100, "urlopen", offline)
-    with pytest.raises(DataError, match=rf"no route to host.*{tmp_path}"):
+    monkeypatch.setattr(cifar100, "URL", "http://127.0.0.1:1/cifar")
+    with pytest.raises(DataError, match=rf"127\.0\.0\.1.*{tmp_path}"):
         load_cifar100(tmp_path)
 
 

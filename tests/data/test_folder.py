@@ -38,13 +38,10 @@ def test_without_test_part_some_are_held_out(photos):
     train, test, notices = load(photos, skip_bad=True)
     assert train.class_names == test.class_names == ("ant", "bee", "cat")
     assert (train.labels.bincount().tolist(), test.labels.bincount().tolist()) == ([4] * 3, [1] * 3)
-    found = {(image.numpy().tobytes(), train.class_names[k]) for part in (train, test) for image, k in pairs(part)}
+    images, labels = torch.cat([train.images, test.images]).numpy(), [*train.labels, *test.labels]
+    found = {(image.tobytes(), train.class_names[label]) for image, label in zip(images, labels, strict=True)}
     assert found == {(decode_image(path, 8).tobytes(), path.parent.name) for path in photos.glob("*/*")}
     assert notices == []
-
-
-def pairs(part):
-    return zip(part.images, part.labels.tolist(), strict=True)
 
 
 @pytest.mark.parametrize("part", ["test", "val"])

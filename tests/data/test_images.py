@@ -36,41 +36,30 @@ def test_arrays_of_any_layout_are_taken(labels):
 
 
 @pytest.mark.parametrize(
-    ("images", "named"),
+    ("changes", "named"),
     [
-        (GOOD.astype(np.float32), r"float32 \[4, 3, 2, 2\]"),
-        (GOOD[0], r"uint8 \[3, 2, 2\]"),
-        (GOOD.transpose(0, 2, 3, 1), "channels-last"),
-        (np.zeros((4, 4, 2, 2), np.uint8), r"1 or 3 channels.*\[4, 4, 2, 2\]"),
-        (GOOD[:0], "at least one image"),
-        (np.zeros((4, 3, 0, 2), np.uint8), "one pixel"),
+        ({"images": GOOD.astype(np.float32)}, r"float32 \[4, 3, 2, 2\]"),
+        ({"images": GOOD[0]}, r"uint8 \[3, 2, 2\]"),
+        ({"images": GOOD.transpose(0, 2, 3, 1)}, "channels-last"),
+        ({"images": np.zeros((4, 4, 2, 2), np.uint8)}, r"1 or 3 channels.*\[4, 4, 2, 2\]"),
+        ({"images": GOOD[:0]}, "at least one image"),
+        ({"images": GOOD[:, :, :0]}, "one pixel"),
+        ({"labels": LABELS[:3]}, "4 images but 3 labels"),
+        ({"labels": LABELS.astype(np.float64)}, "float64"),
+        ({"labels": LABELS.astype(bool)}, "bool"),
+        ({"labels": np.eye(4, 3, dtype=np.int64)}, r"int64 \[4, 3\].*argmax"),
+        ({"labels": LABELS - 1}, "from -1 to 1"),
+        ({"labels": LABELS + 1}, "from 1 to 3"),
+        ({"class_names": "abc"}, "'abc'"),
+        ({"class_names": ()}, "class names"),
+        ({"class_names": ("a", "b", "")}, "non-empty"),
+        ({"class_names": ("a", "b", "a")}, "repeated: 'a'"),
+        ({"class_names": ("a", "b", "\n")}, "control"),
     ],
 )
-def test_wrong_images_are_refused(images, named):
+def test_what_does_not_fit_is_refused(changes, named):
     with pytest.raises(DataError, match=named):
-        ImageSet(images, LABELS, NAMES)
-
-
-@pytest.mark.parametrize(
-    ("labels", "named"),
-    [
-        (LABELS[:3], "4 images but 3 labels"),
-        (LABELS.astype(np.float64), "float64"),
-        (LABELS.astype(bool), "bool"),
-        (np.eye(4, 3, dtype=np.int64), r"int64 \[4, 3\].*argmax"),
-        (np.array([0, -1, 2, 0]), "from -1 to 2"),
-        (np.array([0, 1, 3, 0]), "from 0 to 3"),
-    ],
-)
-def test_wrong_labels_are_refused(labels, named):
-    with pytest.raises(DataError, match=named):
-        ImageSet(GOOD, labels, NAMES)
-
-
-@pytest.mark.parametrize("names", ["abc", (), ("a", "b", ""), ("a", "b", 3), ("a", "b", "a"), ("a", "b", "\n")])
-def test_wrong_class_names_are_refused(names):
-    with pytest.raises(DataError, match=r"(?i)class name"):
-        ImageSet(GOOD, LABELS, names)
+        ImageSet(**({"images": GOOD, "labels": LABELS, "class_names": NAMES} | changes))
 
 
 def test_rows_and_subset_against_numpy():
