@@ -11,7 +11,6 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ccfa.data.images import ImageSet
 from ccfa.data.registry import register_data
@@ -71,11 +70,6 @@ def load_cifar100(data_dir: Path | None = None, *, download: bool = True) -> tup
     return train, test
 
 
-def records_digest(records: NDArray[np.uint8]) -> str:
-    """SHA-256 over the sorted SHA-256 digests of all records: the order of the records does not matter."""
-    return hashlib.sha256(b"".join(sorted(hashlib.sha256(record.data).digest() for record in records))).hexdigest()
-
-
 def _root(data_dir: Path | None) -> Path | None:
     chosen = data_dir or os.environ.get("CCFA_DATA")
     return Path(os.path.expanduser(chosen)) if chosen else None
@@ -129,8 +123,8 @@ def _require_official(archive: bytes) -> None:
 
 
 def _image_set(content: bytes, name: str, class_names: list[str]) -> ImageSet:
-    records = np.frombuffer(content, dtype=np.uint8)
-    records = records[: len(records) // RECORD * RECORD].reshape(-1, RECORD)
-    if records.nbytes != len(content) or records_digest(records) != DIGESTS[name]:
+    digests = [hashlib.sha256(content[start : start + RECORD]).digest() for start in range(0, len(content), RECORD)]
+    if hashlib.sha256(b"".join(sorted(digests))).hexdigest() != DIGESTS[name]:  # sorted: records may be in any order
         raise DataError(f"is truncated or altered: {name} does not hold the records of CIFAR-100")
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD)
     return ImageSet(records[:, 2:].reshape(-1, 3, 32, 32), records[:, 1].astype(np.int64), class_names)

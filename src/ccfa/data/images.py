@@ -128,8 +128,12 @@ class ImageSet:
 
     def reorder(self, order: Sequence[int]) -> ImageSet:
         """Return the set with new labels: the class now labelled order[k] becomes class k."""
-        if sorted(order) != list(range(self.num_classes)):
-            raise UsageError(f"A class order must hold each of 0 to {self.num_classes - 1} once, got {list(order)}.")
+        counts, labels = Counter(order), range(self.num_classes)
+        if wrong := [str(label) for label in sorted({*order, *labels}) if counts[label] != (label in labels)]:
+            raise UsageError(
+                f"A class order must hold each of 0 to {self.num_classes - 1} once. "
+                f"Missing, repeated or no label here: {some(wrong)}."
+            )
         new_label = torch.argsort(torch.tensor(list(order))).to(self.device)
         return self._with(self.images, new_label[self.labels], [self.class_names[label] for label in order])
 
