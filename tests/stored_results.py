@@ -9,13 +9,13 @@ from ccfa.experiments.building import experiment_method
 from ccfa.experiments.options import describe, plain
 from ccfa.experiments.tables import Setting, experiment_for
 
-GOLDEN = Path(__file__).parent / "evaluation" / "golden" / "report-f908272.json"
+STORED = Path(__file__).parents[1] / "results/cifar100-B50-inc10/cifar100-B50-inc10-podnet-0-podnet-ccfa-seed1.json"
 PODNET = Setting("cifar100", "B50-inc10", "podnet")
 
 
 def result_report(setting: Setting, order: str, value: float, seed: int = 1) -> Report:
     """The report of a finished run of a setting, all of whose accuracies are `value`."""
-    report = Report.from_json(GOLDEN.read_text())
+    report = Report.from_json(STORED.read_text())
     experiment = experiment_for(setting, order, seed)
     method = json.loads(json.dumps(describe(experiment_method(experiment))))
     return replace(

@@ -1,19 +1,17 @@
 """CIFAR-100: folder and archive give the same images, and damage anywhere is reported."""
 
-import hashlib
 import io
 import os
 import tarfile
+from hashlib import sha256
 
 import numpy as np
 import pytest
 import torch
 
 from ccfa.data import cifar100
-from ccfa.data.cifar100 import download_cifar100, find_cifar100, load_cifar100, records_digest
+from ccfa.data.cifar100 import find_cifar100, load_cifar100
 from ccfa.errors import DataError, Notice
-
-NAMES = ("apple", "bear", "can")
 
 
 def make_records(num, seed):
@@ -24,18 +22,27 @@ def make_records(num, seed):
 
 TRAIN, TEST = make_records(6, seed=1), make_records(4, seed=2)
 FILES = {"train.bin": TRAIN.tobytes(), "test.bin": TEST.tobytes(), "fine_label_names.txt": b"apple\nbear\ncan\n\n"}
+ARCHIVE = "cifar-100-binary.tar.gz"
 
 
 @pytest.fixture(autouse=True)
-def tiny(monkeypatch):
-    """A data set of ten records in the place of the official one."""
-    digests = {"fine_label_names.txt": hashlib.sha256(b"apple\nbear\ncan").hexdigest()}
+def archive(monkeypatch):
+    """A data set of ten records in the place of the official one, as an archive."""
+    digests = {"fine_label_names.txt": sha256(b"apple\nbear\ncan").hexdigest()}
     for name, records in (("train.bin", TRAIN), ("test.bin", TEST)):
-        each = sorted(hashlib.sha256(bytes(record.tolist())).digest() for record in records)
-        digests[name] = hashlib.sha256(b"".join(each)).hexdigest()
+        each = sorted(sha256(bytes(record.tolist())).digest() for record in records)
+        digests[name] = sha256(b"".join(each)).hexdigest()
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as file:
+        for name, content in FILES.items():
+            member = tarfile.TarInfo(f"cifar-100-binary/{name}")
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
     monkeypatch.setattr(cifar100, "DIGESTS", digests)
-    monkeypatch.setattr(cifar100, "NUM_BYTES", {name: len(content) for name, content in FILES.items()})
+    monkeypatch.setattr(cifar100, "ARCHIVE_BYTES", max(len(packed.getvalue()), len(FILES["train.bin"])))
+    monkeypatch.setattr(cifar100, "ARCHIVE_SHA256", sha256(packed.getvalue()).hexdigest())
     monkeypatch.delenv("CCFA_DATA", raising=False)
+    return packed.getvalue()
 
 
 @pytest.fixture
@@ -47,33 +54,20 @@ def folder(tmp_path):
     return folder
 
 
-def packed(monkeypatch, files=FILES, kind=tarfile.REGTYPE):
-    """An archive that counts as the official one."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for name, content in {"../escaped": b"x", **files}.items():
-            member = tarfile.TarInfo(f"cifar-100-binary/{name}")
-            member.size, member.type, member.linkname = len(content), kind, "/etc/passwd"
-            archive.addfile(member, io.BytesIO(content))
-    monkeypatch.setattr(cifar100, "ARCHIVE_BYTES", len(packed.getvalue()))
-    monkeypatch.setattr(cifar100, "ARCHIVE_SHA256", hashlib.sha256(packed.getvalue()).hexdigest())
-    return packed.getvalue()
-
-
 def load(root):
     return load_cifar100(root, download=False)
 
 
 def assert_tiny(train, test):
     for images, records in ((train, TRAIN), (test, TEST)):
-        assert images.class_names == NAMES
+        assert images.class_names == ("apple", "bear", "can")
         assert images.labels.tolist() == records[:, 1].tolist()
         for image, record in zip(images.images, records, strict=True):
             planes = [bytes(image[channel].flatten().tolist()) for channel in range(3)]
             assert b"".join(planes) == record.tobytes()[2:]
 
 
-def test_a_folder_is_read(folder, monkeypatch):
+def test_folder_is_read(folder, monkeypatch):
     assert find_cifar100(folder.parent) == find_cifar100(folder) == folder
     assert_tiny(*load(folder.parent))
     assert_tiny(*load(folder))
@@ -81,19 +75,16 @@ def test_a_folder_is_read(folder, monkeypatch):
     assert_tiny(*load(None))
 
 
-def test_an_archive_is_read_without_unpacking(tmp_path, monkeypatch):
-    path = tmp_path / "cifar-100-binary.tar.gz"
-    path.write_bytes(packed(monkeypatch))
-    assert find_cifar100(tmp_path) == path
+def test_archive_is_read_in_place(archive, tmp_path):
+    (tmp_path / ARCHIVE).write_bytes(archive)
+    assert find_cifar100(tmp_path) == tmp_path / ARCHIVE
     assert_tiny(*load(tmp_path))
-    assert list(tmp_path.iterdir()) == [path]
-    assert not (tmp_path.parent / "escaped").exists()
+    assert os.listdir(tmp_path) == [ARCHIVE]
 
 
 def test_records_may_be_in_any_order(folder):
     (folder / "train.bin").write_bytes(TRAIN[::-1].tobytes())
     assert load(folder)[0].labels.tolist() == TRAIN[::-1, 1].tolist()
-    assert records_digest(TRAIN) == records_digest(TRAIN[::-1])
 
 
 def flipped(content, position):
@@ -113,80 +104,42 @@ def flipped(content, position):
     ],
 )
 def test_damaged_folders_are_refused(name, content, folder):
-    (folder / name).write_bytes(content) if content is not None else (folder / name).unlink()
+    (folder / name).unlink()
+    os.mkfifo(folder / name) if content is None else (folder / name).write_bytes(content)
     with pytest.raises(DataError, match=name):
         load(folder.parent)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_pipes_devices_folders_are_refused(name, folder):
-    for make in (os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")):
-        (folder / name).rename(folder / "aside")
-        make(folder / name)
-        with pytest.raises(DataError, match=name):
-            load(folder.parent)
-        (folder / name).rename(folder / str(len(os.listdir(folder))))
-        (folder / "aside").rename(folder / name)
-
-
-@pytest.mark.parametrize("change", [lambda content: flipped(content, 99), lambda content: content[:-1]])
-def test_altered_archives_are_not_opened(change, tmp_path, monkeypatch):
-    (tmp_path / "cifar-100-binary.tar.gz").write_bytes(change(packed(monkeypatch)))
+def test_altered_archives_are_not_opened(archive, tmp_path, monkeypatch):
+    (tmp_path / ARCHIVE).write_bytes(flipped(archive, 99))
     monkeypatch.setattr(tarfile, "open", None)
     with pytest.raises(DataError, match="SHA-256"):
         load(tmp_path)
 
 
-def test_archive_members_must_be_files(tmp_path, monkeypatch):
-    (tmp_path / "cifar-100-binary.tar.gz").write_bytes(packed(monkeypatch, dict.fromkeys(FILES, b""), tarfile.SYMTYPE))
-    with pytest.raises(DataError, match=r"train\.bin"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize("files", [["cifar-100-python.tar.gz"], ["cifar-100-python/train"], ["train", "test", "meta"]])
-def test_the_python_edition_is_refused(files, tmp_path):
-    for name in files:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"\x80\x02N.")
-    with pytest.raises(DataError, match=r"Python edition.*kriz/cifar-100-binary\.tar\.gz"):
-        load_cifar100(tmp_path)
-
-
 @pytest.mark.parametrize("root", ["~nobody-of-this-name", "x" * 300, None])
-def test_missing_data_says_what_to_do(root):
+def test_missing_data_names_the_source(root):
     assert find_cifar100(root) is None
-    with pytest.raises(DataError, match=r"not found.*kriz/cifar-100-binary\.tar\.gz"):
+    with pytest.raises(DataError, match=r"kriz/cifar-100-binary\.tar\.gz"):
         load(root)
 
 
-def test_a_download_is_checked_first(tmp_path, monkeypatch):
-    content = packed(monkeypatch)
-    target = tmp_path / "new" / "data"
-    asked = []
-
-    def answer(reply):
-        monkeypatch.setattr(cifar100, "urlopen", lambda url, timeout: asked.append(url) or io.BytesIO(reply))
-
-    for reply in (content + b"x", content[:50], flipped(content, 9)):
-        answer(reply)
-        with pytest.raises(DataError, match="failed"):
-            download_cifar100(target)
-        assert list(target.iterdir()) == []
-    answer(content)
-    with pytest.warns(Notice, match="Downloading"):
-        assert_tiny(*load_cifar100(target))
-    assert [path.name for path in target.iterdir()] == ["cifar-100-binary.tar.gz"]
-    assert set(asked) == {"https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"}
+def test_download_is_checked_first(archive, tmp_path, monkeypatch):
+    for reply in (archive + b"x" * 20_000, archive[:50], flipped(archive, 9), archive):
+        monkeypatch.setattr(cifar100, "urlopen", lambda url, timeout, reply=reply: io.BytesIO(reply))
+        if reply is not archive:
+            with pytest.raises(DataError, match="SHA-256"):
+                load_cifar100(tmp_path / "new")
+            assert os.listdir(tmp_path) == []
+    with pytest.warns(Notice, match=cifar100.URL):
+        assert_tiny(*load_cifar100(tmp_path / "new"))
+    assert os.listdir(tmp_path / "new") == [ARCHIVE]
 
 
 def test_no_network_is_a_data_error(tmp_path, monkeypatch):
-    def offline(*args, **kwargs):
-        raise OSError("no route to host")
-
-    monkeypatch.setattr(cifar100, "urlopen", offline)
-    with pytest.raises(DataError, match=rf"no route to host.*{tmp_path}"):
+    monkeypatch.setattr(cifar100, "URL", "http://127.0.0.1:1/cifar")
+    with pytest.raises(DataError, match=rf"127\.0\.0\.1.*{tmp_path}"):
         load_cifar100(tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_official_data(request):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from ccfa.data import CIFAR100_PODNET, CIFAR100_UCIR, FOLDER, Transforms, transforms
+from ccfa.data import CIFAR100_PODNET, FOLDER, Transforms, transforms
 from ccfa.errors import UsageError
 
 
@@ -23,53 +23,40 @@ def images():
     return torch.randint(0, 256, (40, 3, 6, 5), dtype=torch.uint8, generator=seeded(7))
 
 
-def pillow(image):
-    return Image.fromarray(image.permute(1, 2, 0).numpy())
+def test_training_images_are_pillows(images):
+    draws = CIFAR100_PODNET.draw(len(images), seeded(5))
+    for found, image, (top, left), mirrored, factor in zip(
+        CIFAR100_PODNET.train(images, seeded(5)), images, *map(torch.Tensor.tolist, draws), strict=True
+    ):
+        picture = ImageOps.expand(Image.fromarray(image.permute(1, 2, 0).numpy()), border=4, fill=0)
+        picture = picture.crop((left, top, left + 5, top + 6))
+        picture = ImageOps.mirror(picture) if mirrored else picture
+        pixels = np.asarray(ImageEnhance.Brightness(picture).enhance(factor))
+        expected = (pixels / 255 - CIFAR100_PODNET.mean) / CIFAR100_PODNET.std
+        np.testing.assert_allclose(found.permute(1, 2, 0).numpy(), expected, atol=1e-6)
 
 
-def from_pillow(image):
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-
-def test_crop_is_pillows_window(images):
-    offsets = torch.randint(0, 5, (40, 2), generator=seeded())
-    result = transforms.crop(images, 2, offsets)
-    for image, (top, left), found in zip(images, offsets.tolist(), result, strict=True):
-        padded = ImageOps.expand(pillow(image), border=2, fill=0)
-        assert torch.equal(found, from_pillow(padded.crop((left, top, left + 5, top + 6))))
-
-
-def test_flip_is_pillows_mirror(images):
-    chosen = torch.arange(40) % 3 == 0
-    for image, mirrored, found in zip(images, chosen, transforms.flip(images, chosen), strict=True):
-        expected = from_pillow(ImageOps.mirror(pillow(image))) if mirrored else image
-        assert torch.equal(found, expected)
-
-
-def test_brightness_is_pillows():
-    every = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).expand(200, 3, 16, 16)
-    factors = torch.cat([torch.tensor([0.0, 1.0, 2.0]), 2 * torch.rand(197, generator=seeded())])
+def test_brightness_of_every_value_is_pillows():
+    every = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).expand(100, 1, 16, 16)
+    factors = torch.cat([torch.tensor([0.0, 1.0, 2.0]), 2 * torch.rand(97, generator=seeded())])
     for image, factor, found in zip(every, factors, transforms.brighten(every, factors), strict=True):
-        expected = ImageEnhance.Brightness(pillow(image)).enhance(float(factor))
-        assert torch.equal(found, from_pillow(expected))
+        expected = ImageEnhance.Brightness(Image.fromarray(image[0].numpy())).enhance(float(factor))
+        np.testing.assert_array_equal(found[0].numpy(), np.asarray(expected))
 
 
-def test_random_crop_draws_every_offset_equally():
+def test_crops_draw_every_offset_equally():
     marked = torch.zeros(9000, 1, 3, 3, dtype=torch.uint8)
     marked[:, :, 1, 1] = 255
-    place = only(padding=1).train(marked, seeded()).flatten(1).argmax(1)
-    counts = torch.bincount(place, minlength=9)
-    assert counts.sum() == 9000
+    counts = torch.bincount(only(padding=1).train(marked, seeded()).flatten(1).argmax(1), minlength=9)
     assert torch.all((counts - 1000).abs() < 150)  # five standard deviations
 
 
-def test_random_flip_rate():
+def test_half_of_the_images_are_flipped():
     wide = torch.tensor([0, 255], dtype=torch.uint8).expand(4000, 1, 1, 2)
-    flipped = (only(flip=True).train(wide, seeded())[:, 0, 0, 0] == 1).sum()
-    assert 1840 < flipped < 2160
+    assert 1840 < (only(flip=True).train(wide, seeded())[:, 0, 0, 0] == 1).sum() < 2160
 
 
-def test_jitter_factors_fill_their_range():
+def test_brightness_fills_its_range():
     grey = torch.full((4000, 1, 1, 1), 200, dtype=torch.uint8)
     values = 255 * only(brightness=0.2).train(grey, seeded()).flatten()
     assert 160 <= values.min() < 162
@@ -77,55 +64,33 @@ def test_jitter_factors_fill_their_range():
     assert abs(values.mean() - 199.5) < 2
 
 
-def test_images_of_a_batch_are_drawn_apart(images):
-    same = images[:1].expand(40, -1, -1, -1)
-    result = Transforms((0, 0, 0), (1, 1, 1), padding=2, flip=True, brightness=0.2).train(same, seeded())
-    assert len(torch.unique(result, dim=0)) > 35
-
-
-def test_normalise_against_numpy(images):
+def test_test_images_are_normalised_only(images):
+    before = images.clone()
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
     expected = (images.numpy() / 255 - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
-    found = transforms.normalise(images, mean, std)
+    found = Transforms(mean, std, padding=3, flip=True).test(images)
     assert found.dtype == torch.float32
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
-    assert torch.equal(Transforms(mean, std, padding=3, flip=True).test(images), found)
-
-
-def test_train_is_the_steps_in_order(images):
-    recipe = CIFAR100_PODNET
-    draws = recipe.draw(len(images), seeded(5))
-    expected = transforms.brighten(
-        transforms.flip(transforms.crop(images, 4, draws.offsets), draws.flips), draws.factors
-    )
-    expected = transforms.normalise(expected, recipe.mean, recipe.std)
-    assert torch.equal(recipe.train(images, seeded(5)), expected)
-    plain = Transforms(recipe.mean, recipe.std)
-    assert torch.equal(plain.train(images, seeded()), plain.test(images))
-
-
-def test_images_are_left_as_they_were(images):
-    before = images.clone()
-    FOLDER.train(images, seeded())
-    CIFAR100_UCIR.test(images)
+    assert torch.equal(Transforms(mean, std).train(images, seeded()), found)
     assert torch.equal(images, before)
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    "options",
     [
-        ({"mean": (0.5,)}, "as many means as stds"),
-        ({"std": (0.5, 0.0, 0.5)}, "stds above 0"),
-        ({"mean": (0.5, float("nan"), 0.5)}, "finite means"),
-        ({"padding": -1}, "padding"),
-        ({"brightness": 1.5}, "brightness"),
+        {"mean": (0.5,)},
+        {"mean": (), "std": ()},
+        {"std": (0.5, 0.0, 0.5)},
+        {"mean": (0.5, float("nan"), 0.5)},
+        {"padding": -1},
+        {"brightness": 1.5},
     ],
 )
-def test_impossible_transforms_are_refused(options, match):
-    with pytest.raises(UsageError, match=match):
+def test_impossible_transforms_are_refused(options):
+    with pytest.raises(UsageError):
         Transforms(**({"mean": (0.5,) * 3, "std": (0.5,) * 3} | options))
 
 
 def test_wrong_number_of_channels_is_refused(images):
-    with pytest.raises(UsageError, match="Images have 1 channels"):
+    with pytest.raises(UsageError, match="1 channels"):
         FOLDER.test(images[:, :1])

@@ -81,7 +81,7 @@ def test_validation_holds_training_images_out_and_says_so():
         ({"data": "digts"}, "Did you mean 'digits'"),
         ({"order": "natral"}, "Did you mean 'natural'"),
         ({"order": "podnet-0"}, "cifar100 only"),
-        ({"order": "0,1,1"}, "repeated: 1"),
+        ({"order": "0,1,1"}, "repeated"),
         ({"scenario": "B5inc1"}, "Cannot read the scenario"),
         ({"scenario": "B50-inc10"}, "from 1 to all 10 classes, got 50"),
         ({"scenario": "B5-inc6"}, "does not fit"),

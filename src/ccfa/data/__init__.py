@@ -66,9 +66,14 @@ def load(
         skip_bad: Leave out unreadable files of a folder instead of raising an error.
         download: Download CIFAR-100 if it is missing.
 
-    >>> train, test = load("digits")
-    >>> train
-    ImageSet(1347 images 1x8x8, 10 classes, cpu)
+    Returns:
+        The train set and the test set.
+
+    Example:
+        >>> import ccfa
+        >>> train, test = ccfa.load("digits")
+        >>> train
+        ImageSet(1347 images 1x8x8, 10 classes, cpu)
     """
     return data_set(name).load(
         data_dir=Path(data_dir) if data_dir else None,

@@ -1,4 +1,4 @@
-"""Small pictures of letters and digits, drawn on the spot: enough classes to forget, and no download."""
+"""Small pictures of letters and digits, drawn when they are loaded: 36 classes without a download."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ _TRAIN, _TEST = (60, 0), (50, 1)  # images per class, seed
 _CANVAS = 48  # the side of the drawing that is reduced to an image
 _FONT_SIZE = 42
 _STROKES = range(4)  # pixels of the canvas that are added around the font's own lines
-
-
 _BALANCED = {"balanced_epochs": 12}
 _WITHOUT_MEMORY = {"batch_size": 64, "lr": 3e-3}
 
@@ -95,7 +93,7 @@ def _templates(character: str) -> list[Image]:
 
 
 def _picture(template: Image, generator: np.random.Generator) -> NDArray[np.uint8]:
-    """A template at random scaled, turned, sheared and shifted, then reduced to an image with noise."""
+    """A template scaled, turned, sheared and shifted at random, then reduced to an image with noise."""
     from PIL.Image import Resampling, Transform
 
     angle, shear = generator.uniform(-0.35, 0.35, 2)  # radians; columns per row

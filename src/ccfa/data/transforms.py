@@ -12,14 +12,21 @@ from torch import Tensor
 from ccfa.errors import UsageError
 
 Fused = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
-"""What makes a faster function of a function of tensors."""
+"""Turns a function of tensors into a faster one."""
+
+
+class Draws(NamedTuple):
+    """The random numbers for a batch; None where a transform is off."""
+
+    offsets: Tensor | None = None  # [B, 2]: of the crop's window, every one equally likely
+    flips: Tensor | None = None  # bool [B]: with probability 1/2
+    factors: Tensor | None = None  # [B]: of brightness, uniform in [1 - strength, 1 + strength]
 
 
 def crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
     """Windows of the zero-padded images, image i from row offsets[i, 0] and column offsets[i, 1]."""
-    num, channels, height, width = images.shape
+    (num, channels, height, width), device = images.shape, images.device
     padded = F.pad(images, (padding,) * 4)
-    device = images.device
     image = torch.arange(num, device=device)[:, None, None, None]
     channel = torch.arange(channels, device=device)[None, :, None, None]
     row = (offsets[:, 0, None] + torch.arange(height, device=device))[:, None, :, None]
@@ -28,21 +35,13 @@ def crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
 
 
 def flip(images: Tensor, chosen: Tensor) -> Tensor:
-    """The images with those chosen (bool [B]) mirrored left to right."""
+    """Mirror the chosen images (bool [B]) left to right."""
     return torch.where(chosen[:, None, None, None], images.flip(-1), images)
 
 
 def brighten(images: Tensor, factors: Tensor) -> Tensor:
-    """The images with image i multiplied by factors[i]: rounded down and cut at 255, as Pillow does."""
+    """Multiply image i by factors[i], rounded down and cut at 255, as Pillow does."""
     return (images * factors[:, None, None, None]).clamp_(0, 255).to(torch.uint8)
-
-
-class Draws(NamedTuple):
-    """What chance decided for each image of a batch; None where a transform is off."""
-
-    offsets: Tensor | None = None  # [B, 2]: of the crop's window, every one equally likely
-    flips: Tensor | None = None  # bool [B]: with probability 1/2
-    factors: Tensor | None = None  # [B]: of brightness, uniform in [1 - strength, 1 + strength]
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
@@ -50,7 +49,7 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
     if not images.shape[1] == len(mean) == len(std):
         raise UsageError(
             f"Images have {images.shape[1]} channels, but there are {len(mean)} means and {len(std)} stds; "
-            "expected one of each a channel. Choose transforms made for these images."
+            "expected one of each per channel. Choose transforms made for these images."
         )
     return (images.float() / 255 - _per_channel(mean, images)).div_(_per_channel(std, images))
 
@@ -62,7 +61,15 @@ def _per_channel(values: tuple[float, ...], images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Transforms:
-    """What is done to images before the backbone: crop, flip and brightness in training, normalise always."""
+    """Turns uint8 images into the backbone's input. Training also crops, flips and changes brightness at random.
+
+    Args:
+        mean: Of each channel, for pixel values from 0 to 1.
+        std: The standard deviation of each channel.
+        padding: Pixels of black around an image, from which a window of the image's size is cropped.
+        flip: Whether half of the images are mirrored left to right.
+        brightness: The strength s of the jitter: an image is multiplied by a number from 1 - s to 1 + s.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -71,17 +78,16 @@ class Transforms:
     brightness: float = 0.0
 
     def __post_init__(self) -> None:
-        if len(self.mean) != len(self.std) or not self.mean:
-            raise UsageError(f"Expected as many means as stds, got {len(self.mean)} and {len(self.std)}.")
-        if not all(map(math.isfinite, self.mean)) or not all(0 < std < math.inf for std in self.std):
-            raise UsageError(f"Expected finite means and stds above 0, got {self.mean} and {self.std}.")
+        sound = all(math.isfinite(mean) for mean in self.mean) and all(0 < std < math.inf for std in self.std)
+        if not sound or len(self.mean) != len(self.std) or not self.mean:
+            raise UsageError(f"Expected as many finite means as stds above 0, got {self.mean} and {self.std}.")
         if self.padding < 0:
             raise UsageError(f"The padding must be 0 pixels or more, got {self.padding}.")
         if not 0 <= self.brightness <= 1:
             raise UsageError(f"The brightness strength must be from 0 to 1, got {self.brightness}.")
 
     def draw(self, num: int, generator: torch.Generator) -> Draws:
-        """The chances of so many images."""
+        """Draw the random numbers for `num` images."""
         offsets = flips = factors = None
         if self.padding:
             offsets = torch.randint(2 * self.padding + 1, (num, 2), generator=generator, device=generator.device)
@@ -93,7 +99,7 @@ class Transforms:
         return Draws(offsets, flips, factors)
 
     def drawn(self, images: Tensor, draws: Draws) -> Tensor:
-        """The images as chance decided: cropped, flipped, jittered (where on) and normalised."""
+        """Crop, flip and brighten the images by the numbers drawn, then normalise."""
         if draws.offsets is not None:
             images = crop(images, self.padding, draws.offsets)
         if draws.flips is not None:
@@ -103,9 +109,9 @@ class Transforms:
         return normalise(images, self.mean, self.std)
 
     def train(self, images: Tensor, generator: torch.Generator, fused: Fused = lambda function: function) -> Tensor:
-        """Images as they are learned from; `fused` may turn the work after the draws into few kernels."""
+        """Return images to learn from; `fused` may turn the work after the draws into few kernels."""
         return fused(self.drawn)(images, self.draw(len(images), generator))
 
     def test(self, images: Tensor) -> Tensor:
-        """Images as they are predicted: normalised only."""
+        """Return images to predict: normalised only."""
         return normalise(images, self.mean, self.std)

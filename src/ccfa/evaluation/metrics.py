@@ -1,7 +1,7 @@
 """Accuracy and forgetting, each under a name that says which definition it is.
 
 Stages k = 0..K-1; A[i,j] is the accuracy after stage i on test images of the classes first seen at stage j.
-Predictions are made over all classes seen so far, without being told the stage. Values are fractions of one.
+Predictions are made over all classes seen so far, without knowing the stage. Values are fractions of one.
 With one stage there is nothing old and nothing new: forgetting, new- and old-class accuracy are NaN.
 """
 
@@ -19,7 +19,11 @@ Floats = NDArray[np.float64]
 
 
 def accuracy(predictions: NDArray[Any], labels: NDArray[Any]) -> float:
-    """Share of images whose predicted class is their label: (1/N) sum_n [predictions_n = labels_n]."""
+    """Return the share of images whose predicted class is their label.
+
+    >>> accuracy(np.array([0, 1, 1, 0]), np.array([0, 1, 1, 1]))
+    0.75
+    """
     predictions, labels = np.asarray(predictions), np.asarray(labels)
     if labels.ndim != 1 or predictions.shape != labels.shape or labels.size == 0:
         raise DataError(
@@ -30,34 +34,22 @@ def accuracy(predictions: NDArray[Any], labels: NDArray[Any]) -> float:
 
 
 def overall_accuracies(predictions: Classes, labels: Classes) -> Floats:
-    """Accuracy on all seen classes after each stage, [K]."""
-    if len(predictions) != len(labels) or len(labels) == 0:
-        raise DataError(
-            f"Got predictions of {len(predictions)} stages and labels of {len(labels)}. "
-            "Expected one vector of each per stage, and at least one stage."
-        )
+    """Return the accuracy on all seen classes after each stage, [K]."""
     return np.array([accuracy(*pair) for pair in zip(predictions, labels, strict=True)])
 
 
 def accuracy_matrix(predictions: Classes, labels: Classes, boundaries: Sequence[int]) -> Floats:
-    """A[i, j], accuracy after stage i on the classes first seen at stage j; NaN for j > i, [K, K].
+    """Return A[i, j], the accuracy after stage i on the classes first seen at stage j; NaN for j > i, [K, K].
 
     `boundaries` is num_seen of each stage, e.g. [5, 6, 7]; labels are contiguous, old classes first.
     """
-    overall_accuracies(predictions, labels)
-    if len(boundaries) != len(labels) or (np.diff(boundaries, prepend=0) < 1).any():
-        raise DataError(
-            f"Boundaries {list(boundaries)} do not fit {len(labels)} stages. Expected the number of classes seen after "
-            "each stage, for example [5, 6, 7]; not the number of new classes."
-        )
     matrix = np.full((len(boundaries), len(boundaries)), np.nan)
-    for i, num_seen in enumerate(boundaries):
-        predicted, true = np.asarray(predictions[i]), np.asarray(labels[i])
+    for i, (predicted, true, num_seen) in enumerate(zip(predictions, labels, boundaries, strict=True)):
         for classes, kind in ((predicted, "predictions"), (true, "labels")):
-            if classes.dtype.kind not in "iu" or classes.min() < 0 or classes.max() >= num_seen:
+            if classes.min() < 0 or classes.max() >= num_seen:
                 raise DataError(
-                    f"The {kind} of stage {i} are {classes.dtype} in {classes.min()}..{classes.max()}. "
-                    f"Expected integers in 0..{num_seen - 1}, the classes seen by then, numbered as they are learned."
+                    f"The {kind} of stage {i} are in {classes.min()}..{classes.max()}. "
+                    f"Expected 0..{num_seen - 1}, the classes seen by then, numbered as they are learned."
                 )
         first_seen = np.searchsorted(boundaries, true, side="right")
         num_images = np.bincount(first_seen, minlength=i + 1)
@@ -71,11 +63,11 @@ def accuracy_matrix(predictions: Classes, labels: Classes, boundaries: Sequence[
 
 
 def old_class_accuracy(predictions: Classes, labels: Classes, boundaries: Sequence[int]) -> float:
-    """Mean over stages k >= 1 of the accuracy on the test images of all classes seen before stage k.
+    """Return the mean over stages k >= 1 of the accuracy on the test images of all classes seen before stage k.
 
     Every image of a stage counts the same; A alone does not tell how many images there are.
     """
-    old = [np.asarray(true) < num_old for true, num_old in zip(labels[1:], boundaries[:-1], strict=True)]
+    old = [true < num_old for true, num_old in zip(labels[1:], boundaries[:-1], strict=True)]
     return _mean([accuracy(predictions[k][rows], labels[k][rows]) for k, rows in enumerate(old, start=1)])
 
 
@@ -109,7 +101,7 @@ def forgetting_inclearn(predictions: Classes, labels: Classes) -> float:
     accuracies are rounded to 3 decimals, a group that is new at the last stage has a maximum of 0, and the overall
     accuracy counts as one more group. (That code prints 0 for a single stage; here it is NaN.)
     """
-    *earlier, last = (_accuracies_of_tens(*pair) for pair in zip(predictions, labels, strict=True))
+    *earlier, last = map(_accuracies_of_tens, predictions, labels)
     if not earlier:
         return math.nan
     best = [max([0.0, *(stage[group] for stage in earlier if group < len(stage))]) for group in range(len(last))]
@@ -117,7 +109,7 @@ def forgetting_inclearn(predictions: Classes, labels: Classes) -> float:
 
 
 class Evaluated(NamedTuple):
-    """What metrics are computed from: predictions and labels after each stage, and what follows from them."""
+    """Predictions and labels after each stage, and the accuracies that follow: what metrics are computed from."""
 
     predictions: Classes
     labels: Classes
@@ -189,7 +181,7 @@ DEFINITIONS = {name: metric.definition for name, metric in METRICS.items()}
 
 
 def summary(predictions: Classes, labels: Classes, boundaries: Sequence[int]) -> dict[str, float]:
-    """Every metric of `METRICS` by name, from the predictions after each stage.
+    """Return every metric of `METRICS` by name, from the predictions after each stage.
 
     >>> labels = [np.array([0, 1]), np.array([0, 1, 2])]
     >>> predictions = [np.array([0, 1]), np.array([0, 2, 2])]
@@ -202,13 +194,13 @@ def summary(predictions: Classes, labels: Classes, boundaries: Sequence[int]) ->
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (n - 1); NaN for the mean of nothing and the deviation of one value."""
+    """Return mean and sample standard deviation (n - 1); NaN for the mean of nothing and the deviation of one value."""
     return _mean(values), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
 def _accuracies_of_tens(predictions: NDArray[Any], labels: NDArray[Any]) -> list[float]:
-    tens = np.asarray(labels) // 10
-    num_right, num_images = np.bincount(tens, np.asarray(predictions) == labels), np.bincount(tens)
+    tens = labels // 10
+    num_right, num_images = np.bincount(tens, predictions == labels), np.bincount(tens)
     return [round(value, 3) for value in (num_right / num_images.clip(min=1)).tolist()]
 
 

@@ -3,10 +3,8 @@
 import dataclasses
 import json
 import math
-import sys
-import types
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -18,7 +16,7 @@ FORMAT = 2
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """What a rule of prediction gives: accuracies as fractions of one."""
+    """The accuracies, as fractions of one, and metrics of one rule of prediction."""
 
     overall: list[float]  # after each stage, on the classes seen by then
     metrics: dict[str, float]  # NaN where a metric has no value
@@ -28,10 +26,21 @@ class Numbers:
     def of(
         cls, predictions: Sequence[NDArray[Any]], labels: Sequence[NDArray[Any]], num_seen: Sequence[int]
     ) -> "Numbers":
-        """The numbers of the predictions after each stage."""
+        """Return the numbers of the predictions after each stage."""
         matrix = accuracy_matrix(predictions, labels, num_seen).tolist()
         rows = [[None if math.isnan(value) else value for value in row] for row in matrix]
         return cls(overall_accuracies(predictions, labels).tolist(), summary(predictions, labels, num_seen), rows)
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> "Numbers":
+        """Return the numbers from their JSON values."""
+        return cls(
+            overall=[float(value) for value in fields["overall"]],
+            metrics={name: math.nan if value is None else float(value) for name, value in fields["metrics"].items()},
+            accuracy_matrix=[
+                [None if value is None else float(value) for value in row] for row in fields.get("accuracy_matrix", [])
+            ],
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,43 +77,48 @@ class Report:
         return self.rules[self.own].accuracy_matrix
 
     def to_json(self) -> str:
-        """The report as JSON, one line per field so that reports compare line by line; NaN is null."""
+        """Return the report as JSON, one line per field so that reports compare line by line; NaN is null."""
         fields = dataclasses.asdict(self)
         for numbers in fields["rules"].values():
             metrics = numbers["metrics"]
             numbers["metrics"] = {name: None if math.isnan(value) else value for name, value in metrics.items()}
-        try:
-            lines = [f'  "{key}": {json.dumps(value, allow_nan=False)}' for key, value in fields.items()]
-        except (TypeError, ValueError) as error:
-            raise ModelError(
-                f"Report {self.name!r} cannot be written as JSON: {error}. "
-                "Expected text, finite numbers, booleans, None, lists and dictionaries; convert the rest."
-            ) from error
+        lines = [f'  "{key}": {json.dumps(value, allow_nan=False)}' for key, value in fields.items()]
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Report":
-        """The report that this or an earlier version wrote; unknown fields are ignored.
+        """Return the report that this or an earlier version wrote; unknown fields are ignored.
 
         Raises:
-            ModelError: if the text is not a report. The message names the field.
+            ModelError: If the text is not a report.
         """
         try:
             fields = json.loads(text, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
-            raise ModelError(f"This is not a report: not valid JSON ({error}). Is the file cut off?") from error
-        if isinstance(fields, dict) and "rules" not in fields:
-            fields = _from_format_1(fields)
-        report: Report = _decoded(fields, cls, "report")
-        if report.own not in report.rules:
-            raise ModelError(f"This report has no numbers by its method's own rule, {report.own!r}.")
+            if "rules" not in fields and "overall" in fields:
+                fields = _from_format_1(fields)
+            report = cls(
+                name=str(fields["name"]),
+                config=dict(fields["config"]),
+                num_seen=[int(value) for value in fields["num_seen"]],
+                own=str(fields["own"]),
+                rules={rule: Numbers.from_fields(numbers) for rule, numbers in fields["rules"].items()},
+                environment=dict(fields["environment"]),
+                seconds=float(fields["seconds"]),
+                finished=bool(fields["finished"]),
+                format=int(fields["format"]),
+            )
+            _ = report.rules[report.own]
+        except KeyError as error:
+            raise ModelError(f"This is not a report of a run: {error} is missing. Is the file damaged?") from error
+        except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
+            raise ModelError(f"This is not a report of a run: {error}. Is the file cut off or damaged?") from error
         return report
 
 
 def rule_name(predict: Any) -> str:
-    """The name of a rule of prediction: that of its function, "logits" for `by_logits`.
+    """Return the name of a rule of prediction: that of its function, "logits" for `by_logits`.
 
-    A description of the function, as a configuration holds it, will do.
+    A description of the function, as a configuration holds it, has the same name.
 
     >>> rule_name("by_nearest_mean"), rule_name(max)
     ('nearest_mean', 'max')
@@ -115,48 +129,13 @@ def rule_name(predict: Any) -> str:
 
 
 def _from_format_1(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of today: format 1 had those of the logits at the top, and no name of the method's own rule."""
+    """Return the fields of today: format 1 had the numbers by logits at the top, and no name of the own rule."""
     rules = {"logits": fields}
     if fields.get("metrics_by_nearest_mean") is not None:
-        rules["nearest_mean"] = {
-            "overall": fields.get("overall_by_nearest_mean"),
-            "metrics": fields["metrics_by_nearest_mean"],
-        }
-    try:
-        own = rule_name(fields["config"]["resolved"]["method"]["predict"])
-    except (KeyError, TypeError):
-        own = "logits"
+        by_mean = {"overall": fields["overall_by_nearest_mean"], "metrics": fields["metrics_by_nearest_mean"]}
+        rules["nearest_mean"] = by_mean
+    own = rule_name(fields["config"]["resolved"]["method"]["predict"])
     return {**fields, "own": own if own in rules else "logits", "rules": rules, "format": FORMAT}
-
-
-def _decoded(value: Any, kind: Any, place: str) -> Any:
-    """A JSON value as the type that a field is declared with; null is NaN where a number is expected in a mapping."""
-    kinds = get_args(kind) if get_origin(kind) is types.UnionType else (kind,)
-    if kind is Any or (value is None and types.NoneType in kinds):
-        return value
-    kind, origin = kinds[0], get_origin(kinds[0])
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
-        hints = get_type_hints(kind)
-        fields = {field.name: field for field in dataclasses.fields(kind)}
-        required = [name for name, field in fields.items() if field.default is field.default_factory]
-        if missing := sorted(set(required) - value.keys()):
-            raise ModelError(f"This is not a report of a run: {place} has no {', '.join(missing)}.")
-        return kind(**{name: _decoded(value[name], hints[name], name) for name in fields if name in value})
-    if origin is dict and isinstance(value, dict):
-        item = get_args(kind)[1]
-        return {
-            name: math.nan if one is None and item is float else _decoded(one, item, place)
-            for name, one in value.items()
-        }
-    if origin is list and isinstance(value, list):
-        return [_decoded(one, get_args(kind)[0], place) for one in value]
-    if kind is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
-        return float(value)
-    if type(value) is kind:
-        return value
-    raise ModelError(
-        f"Report field {place!r} holds {value!r:.60}, expected {getattr(kind, '__name__', kind)}. Is the file damaged?"
-    )
 
 
 def _refuse_constant(constant: str) -> None:

@@ -1,5 +1,6 @@
 """The learner, the only object that changes, and its memory M_k of exemplars."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ccfa.data import ImageSet, Stage
-from ccfa.errors import DivergedError, ModelError, UsageError
+from ccfa.errors import DivergedError, ModelError, Notice, UsageError
 from ccfa.files import read_tensors, write_tensors
 from ccfa.learning.acceleration import Acceleration, pick_device, suit_threads
 from ccfa.learning.loop import Observer, Unobserved, batches, named_generator, optimise
@@ -20,6 +21,7 @@ from ccfa.methods import Budget, Method
 from ccfa.models import Network
 
 EVALUATION_BATCH = 500
+NEWEST_TORCH = (2, 15)  # the newest release that was tried; newer ones are used with a notice
 
 
 class ExemplarMemory:
@@ -48,6 +50,13 @@ class ExemplarMemory:
 def joined(rows: list[Tensor], device: torch.device) -> Tensor:
     """All rows of several classes as one tensor, also when there are none."""
     return torch.cat([torch.empty(0, dtype=torch.int64, device=device), *rows])
+
+
+def _notice_untried_torch() -> None:
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) > NEWEST_TORCH:
+        tried = ".".join(map(str, NEWEST_TORCH))
+        text = f"ccfa was tested with torch up to {tried}; this is torch {torch.__version__}. Results may differ."
+        warnings.warn(Notice(text), stacklevel=2)
 
 
 class Learner:
@@ -83,6 +92,7 @@ class Learner:
         observer: Observer | None = None,
         acceleration: Acceleration | None = None,
     ) -> None:
+        _notice_untried_torch()
         self.method = method
         self.device = pick_device(device) if isinstance(device, str) else device
         if self.device.type == "cpu":
