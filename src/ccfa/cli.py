@@ -227,11 +227,11 @@ def _speed(verb: Speed) -> "tuple[torch.device, Acceleration]":
 
 
 def _compare(verb: Compare, console: "Console") -> None:
-    from ccfa.reporting.comparison import common_folder, compare, gather
+    from ccfa.reporting.comparison import common_folder, compare
     from ccfa.reporting.comparison_page import show_comparison
 
-    entries, notes = gather(verb.runs)
-    show_comparison(compare(entries, notes), verb.out or common_folder(entries), console)
+    comparison = compare(verb.runs)
+    show_comparison(comparison, verb.out or common_folder(comparison.entries), console)
 
 
 def _figure(verb: Figure, console: "Console") -> None:

@@ -1,23 +1,20 @@
-"""A run opened again: its networks predict as they did, and the analyses show what they are said to show."""
+"""A run opened again: its networks predict as they did, and the analyses show what they claim to."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation.similarity import linear_cka
 from ccfa.experiments import Experiment, Run
 from ccfa.experiments import analyses as module
-from ccfa.experiments.analyses import exemplars_after, feature_plane, learner_after, map_similarities, reopen
+from ccfa.experiments.analyses import feature_plane, learner_after, map_similarities, reopen
 from ccfa.experiments.presets import ccfa_preset
-from ccfa.files import read_tensors, write_tensors
 from digit_runs import CPU, SHORT, created, digit_run
 
-METHODS = {"podnet": SHORT, "aanet": SHORT} | {name: {"epochs": "1"} for name in ("bic", "gdumb", "il2a")}
+METHODS = {"aanet": SHORT} | {name: {"epochs": "1"} for name in ("bic", "gdumb", "il2a")}
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +27,6 @@ def copied(directory, tmp_path):
     return Run(shutil.copytree(directory.path, tmp_path / "copy"))
 
 
-def weights(directory, index=0):
-    return directory.path / "networks" / f"stage-{index:03d}.safetensors"
-
-
 def first_learner(directory):
     resolved = reopen(directory)
     return learner_after(resolved.stages[0], directory, resolved, CPU)
@@ -41,7 +34,7 @@ def first_learner(directory):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_network_predicts_as_it_did(tmp_path, method):
-    directory = digit_run(tmp_path / "run", method, scenario="6,2,2", options=METHODS[method])
+    directory = digit_run(tmp_path / "run", method, scenario="8,2", options=METHODS[method])
     resolved = reopen(directory)
     for stage in resolved.stages:
         learner = learner_after(stage, directory, resolved, CPU)
@@ -50,20 +43,10 @@ def test_every_network_predicts_as_it_did(tmp_path, method):
         np.testing.assert_array_equal(learner.predict_by_logits(seen.images).numpy(), stored)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.write_bytes(path.read_bytes()[:-100]),
-        lambda path: torch.save({"backbone": torch.zeros(3)}, path),
-        lambda path: path.unlink(),
-        lambda path: save_file({f"other.{name}": tensor for name, tensor in load_file(path).items()}, path),
-        lambda path: shutil.copy(path.with_name("stage-002.safetensors"), path),
-    ],
-    ids=["cut", "pickle", "missing", "names", "stage"],
-)
-def test_unusable_weights_are_named(copied, damage):
-    damage(weights(copied))
-    with pytest.raises(ModelError, match=r"weights|stage-000"):
+def test_weights_of_another_stage_are_named(copied):
+    folder = copied.path / "networks"
+    shutil.copy(folder / "stage-002.safetensors", folder / "stage-000.safetensors")
+    with pytest.raises(ModelError, match="stage-000"):
         first_learner(copied)
 
 
@@ -71,21 +54,11 @@ def test_unusable_weights_are_named(copied, damage):
     "change", [{"num_training_images": 1}, {"fingerprints": {"train": "0" * 64}}, {"class_names": None}]
 )
 def test_other_data_are_refused(copied, change):
-    config = copied.read_json("config.json")
+    config = copied.config
     config["resolved"] |= change
     copied.write_json("config.json", config)
     with pytest.raises(ModelError, match=next(iter(change))):
         reopen(copied)
-    copied.write_json("config.json", {**config, "resolved": [1]})
-    with pytest.raises(ModelError, match="resolved"):
-        reopen(copied)
-
-
-@pytest.mark.parametrize("rows", [[], [[0]], [[10**6]] * 4, [[-1]] * 4, None])
-def test_unfit_exemplars_are_refused(copied, rows):
-    (copied.path / "exemplars" / "stage-000.json").write_text(json.dumps({"rows": rows}))
-    with pytest.raises(ModelError, match="exemplars"):
-        exemplars_after(copied, first_learner(copied))
 
 
 @pytest.mark.parametrize("estimator", ["biased", "unbiased"])
@@ -112,11 +85,10 @@ def test_cka_is_of_flattened_maps(directory, estimator):
 
 
 def test_unchanged_backbone_is_aligned(copied):
-    other = map_similarities(copied)[0][1]
-    kept = {name: tensor for name, tensor in copied.network_weights(0).items() if name.startswith("backbone.")}
-    path = weights(copied, 1)
-    tensors, facts = read_tensors(path)
-    write_tensors(path, {**tensors, **kept}, facts)
+    resolved, other = reopen(copied), map_similarities(copied)[0][1]
+    network = learner_after(resolved.stages[1], copied, resolved, CPU).network
+    network.backbone.load_state_dict(first_learner(copied).network.backbone.state_dict())
+    copied.write_network(1, network)
     values, _ = map_similarities(copied)
     np.testing.assert_allclose(values[0], 1.0, atol=1e-9)
     assert values[1] == other
@@ -130,7 +102,7 @@ def test_seed_draws_the_images(directory):
 
 @pytest.fixture
 def seen_features(monkeypatch):
-    """The features that t-SNE is given, and no t-SNE: it takes the time."""
+    """The features that t-SNE is given, without t-SNE, which is slow."""
     given = []
 
     def first_two(features, perplexity, seed):
@@ -181,7 +153,7 @@ def test_seed_draws_the_features(directory, seen_features):
 def test_some_of_many_classes_are_drawn(tmp_path, seen_features, monkeypatch):
     monkeypatch.setattr(module, "NUM_CLASSES", 3)
     directory = digit_run(tmp_path / "run", scenario="8,2")
-    planes = [feature_plane(directory, num_features=50, seed=seed) for seed in range(4)]
+    planes = [feature_plane(directory, num_features=50, seed=seed) for seed in range(3)]
     assert all(len(plane.class_names) == 3 and max(plane.class_names) < 8 for plane in planes)
     assert len({tuple(plane.class_names) for plane in planes}) > 1
     assert {point["class"] for point in planes[0].points} <= set(planes[0].class_names)
@@ -197,7 +169,7 @@ def test_some_of_many_classes_are_drawn(tmp_path, seen_features, monkeypatch):
         (Experiment("podnet", ccfa=True, scenario="8,2", options={"ccfa.count": "0"}), "count=0"),
     ],
 )
-def test_nothing_to_show_is_said(tmp_path, experiment, reason):
+def test_nothing_to_show_is_refused(tmp_path, experiment, reason):
     directory = created(tmp_path / "run", experiment)
     with pytest.raises(UsageError, match=reason):
         feature_plane(directory)
