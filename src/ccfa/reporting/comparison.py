@@ -174,14 +174,9 @@ class Line:
     gains: tuple[float, ...] = ()
 
     @property
-    def method(self) -> str:
-        """The method's name."""
-        return self.entries[0].experiment.method
-
-    @property
-    def ccfa(self) -> bool:
-        """Whether CCFA is plugged in."""
-        return self.entries[0].experiment.ccfa
+    def experiment(self) -> Experiment:
+        """The experiment of the first run; the others differ in class order and seeds."""
+        return self.entries[0].experiment
 
     @property
     def published(self) -> float | None:
@@ -282,11 +277,11 @@ def compare_entries(entries: Sequence[Entry], notes: Sequence[str] = ()) -> Comp
     groups = [_distinct(group, notes) for group in grouped(finished, identity).values()]
     lines = [
         # The paper's setting is found however the stages were written.
-        Line(name, tuple(group), setting_of({**vars(group[0].experiment), "scenario": scenario}))
+        Line(name, tuple(group), setting_of(vars(group[0].experiment) | {"scenario": scenario}))
         for name, group in zip(_names([group[0] for group in groups]), groups, strict=True)
     ]
-    methods = list(dict.fromkeys(line.method for line in lines))
-    lines.sort(key=lambda line: (methods.index(line.method), line.ccfa))
+    methods = list(dict.fromkeys(line.experiment.method for line in lines))
+    lines.sort(key=lambda line: (methods.index(line.experiment.method), line.experiment.ccfa))
     lines = [_with_gain(line, lines, notes) for line in lines]
     unfinished = tuple(entry for entry in entries if not entry.report.finished)
     for entry in unfinished:
@@ -368,7 +363,7 @@ def _with_gain(line: Line, lines: Sequence[Line], notes: list[str]) -> Line:
     """Pair the runs of a line with CCFA with those of the same experiment without it."""
     base = _hashed(without_ccfa(identity(line.entries[0])))
     alone = next((other for other in lines if _hashed(identity(other.entries[0])) == base), None)
-    if not line.ccfa or alone is None:
+    if not line.experiment.ccfa or alone is None:
         return line
     before, after = ({entry.key: entry.average for entry in side.entries} for side in (alone, line))
     unpaired = [entry.path for entry in (*alone.entries, *line.entries) if entry.key not in before.keys() & after]

@@ -259,35 +259,36 @@ def page(comparison: Comparison) -> str:
 
 def _curves(comparison: Comparison) -> list[Figure]:
     """Draw all lines in one figure, or a figure for each method where there are many."""
-    lines = comparison.lines
-    methods = list(dict.fromkeys(line.method for line in lines))
-    if len(methods) <= MAX_METHODS_IN_ONE_FIGURE and len(lines) <= NUM_COLOURS:
-        return [_curve(comparison, lines, "All methods")] if lines else []
-    return [_curve(comparison, [line for line in lines if line.method == name], name) for name in methods]
+    methods: dict[str, list[Line]] = {}
+    for line in comparison.lines:
+        methods.setdefault(line.experiment.method, []).append(line)
+    if len(methods) <= MAX_METHODS_IN_ONE_FIGURE and len(comparison.lines) <= NUM_COLOURS:
+        methods = {"All methods": [*comparison.lines]} if methods else {}
+    return [_curve(comparison.num_seen, lines, title) for title, lines in methods.items()]
 
 
-def _curve(comparison: Comparison, lines: Sequence[Line], title: str) -> Figure:
+def _curve(num_seen: list[int], lines: Sequence[Line], title: str) -> Figure:
     # With and without CCFA in one colour, where nothing else has to be told apart by it.
-    methods = list(dict.fromkeys(line.method for line in lines))
-    kinds = {(line.method, line.ccfa) for line in lines}
+    methods = list(dict.fromkeys(line.experiment.method for line in lines))
+    kinds = {(line.experiment.method, line.experiment.ccfa) for line in lines}
     by_method = len(kinds) == len(lines) and len(methods) > 1
     both = len({ccfa for _, ccfa in kinds}) == 2
     curves = []
     for place, line in enumerate(lines):
-        values = line.curve if len(line.entries) > 1 else []  # one run has no band
+        banded = line.curve if len(line.entries) > 1 else []
         curves.append(
             Curve(
                 line.name,
                 [value.mean for value in line.curve],
-                low=[max(value.mean - value.spread, 0.0) for value in values],
-                high=[min(value.mean + value.spread, 100.0) for value in values],
-                colour=methods.index(line.method) if by_method else place,
-                dashed=both and not line.ccfa,
+                low=[max(value.mean - value.spread, 0.0) for value in banded],
+                high=[min(value.mean + value.spread, 100.0) for value in banded],
+                colour=methods.index(line.experiment.method) if by_method else place,
+                dashed=both and not line.experiment.ccfa,
             )
         )
     rows = [[line.name, str(len(line.entries)), *map(str, line.curve)] for line in lines]
-    figure = line_figure(title, "", "classes seen", comparison.num_seen, curves, "accuracy, percent", "", 2)
-    return figure._replace(table=(["method", "runs", *map(str, comparison.num_seen)], rows))
+    figure = line_figure(title, "", "classes seen", num_seen, curves, "accuracy, percent", "", 2)
+    return figure._replace(table=(["method", "runs", *map(str, num_seen)], rows))
 
 
 def _bars(comparison: Comparison) -> list[Figure]:
@@ -311,6 +312,6 @@ def _bar(title: str, meaning: str, values: Sequence[tuple[Line, Value]]) -> Figu
     shown = [(line, value) for line, value in values if not math.isnan(value.mean)]
     bars = [(line.name, value.mean, value.spread) for line, value in shown]
     decimals = shown[0][1].decimals if shown else 2
-    chart = bar_chart(bars, f"{title}: {meaning}", decimals, [int(line.ccfa) for line, _ in shown])
+    chart = bar_chart(bars, f"{title}: {meaning}", decimals, [int(line.experiment.ccfa) for line, _ in shown])
     rows = [[line.name, str(len(line.entries)), str(value)] for line, value in values]
     return Figure(title, meaning, chart, (["method", "runs", title.lower()], rows))

@@ -60,6 +60,7 @@ STYLE: Any = {  # matplotlib types its keys one by one
     "text.parse_math": False,  # a $ in a class name is a dollar
 }
 Row = dict[str, Any]
+Drawn = tuple[Figure, list[Row], str, Sequence[str]]  # with the rows of its table, its caption, and notes
 TITLES = dict(zip(KINDS, ("Memory features", "Augmented features", "Train-data features"), strict=True))
 BANDS = " Lines are means over class orders and seeds, bands one sample standard deviation to either side."
 ESTIMATORS = {
@@ -84,15 +85,6 @@ class FigureFiles(NamedTuple):
     paths: list[Path]
     caption: str
     notes: list[str]
-
-
-class Drawn(NamedTuple):
-    """A figure before it is written: the drawing, its numbers as rows of a table, its caption, notes."""
-
-    figure: Figure
-    rows: list[Row]
-    caption: str
-    notes: Sequence[str] = ()
 
 
 def write_figure(
@@ -127,7 +119,7 @@ def write_figure(
     entries, notes = gather(runs, f"ccfa figure {kind}")
     alone = len(entries) == 1 and entries[0].path.is_dir()
     folder = out or (entries[0].path / "figures" if alone else common_folder(entries).with_name("figures"))
-    drawn = FIGURES[kind](entries, options)
+    figure, rows, caption, more = FIGURES[kind](entries, options)
     make_folder(folder)
     paths = {suffix: folder / f"{kind}.{suffix}" for suffix in ("png", "pdf", "csv", "txt")}
     # Without a date, the same figure gives the same bytes.
@@ -135,11 +127,11 @@ def write_figure(
     for suffix, facts in metadata.items():
         content = io.BytesIO()
         with matplotlib.rc_context(STYLE):
-            drawn.figure.savefig(content, format=suffix, dpi=300, metadata=facts)
+            figure.savefig(content, format=suffix, dpi=300, metadata=facts)
         write_atomically(paths[suffix], content.getvalue())
-    write_table(paths["csv"], drawn.rows)
-    write_atomically(paths["txt"], drawn.caption + "\n")
-    return FigureFiles([*paths.values()], drawn.caption, [*notes, *drawn.notes])
+    write_table(paths["csv"], rows)
+    write_atomically(paths["txt"], caption + "\n")
+    return FigureFiles([*paths.values()], caption, [*notes, *more])
 
 
 def _tsne(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
@@ -160,7 +152,7 @@ def _tsne(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
         f"at unit length; grey: the points of the other panels."
     )
     figure = draw_plane(plane.points, plane.class_names)
-    return Drawn(figure, [{**point, **facts} for point in plane.points], caption)
+    return figure, [{**point, **facts} for point in plane.points], caption, ()
 
 
 def _cka(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
@@ -194,7 +186,7 @@ def _cka(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
         f"classes. Maps are flattened: every channel at every position is a feature.{_bands(comparison)}"
     )
     figure = draw_curves(panels, "stage", "Stage", "CKA")
-    return Drawn(figure, [row for _, rows in panels for row in rows], caption, comparison.notes)
+    return figure, [row for _, rows in panels for row in rows], caption, comparison.notes
 
 
 def _accuracy(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
@@ -209,7 +201,7 @@ def _accuracy(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
     )
     figure = draw_curves(panels, "num_seen", "Number of classes", "Accuracy (%)")
     notes = [note for one in compared for note in one.notes]
-    return Drawn(figure, [row for _, rows in panels for row in rows], caption, notes)
+    return figure, [row for _, rows in panels for row in rows], caption, notes
 
 
 FIGURES: dict[str, Callable[[Sequence[Entry], FigureOptions], Drawn]] = {

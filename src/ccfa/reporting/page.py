@@ -90,6 +90,18 @@ class Contents:
         counts = Counter((int(true), int(predicted)) for true, predicted in both if true != predicted)
         return sorted(((*pair, count) for pair, count in counts.items()), key=lambda one: (-one[2], one[:2]))
 
+    @cached_property
+    def num_images(self) -> list[int]:
+        """The number of test images of each class."""
+        return [int(num) for num in np.bincount(self.labelled[-1][0])]
+
+    def picture(self, kind: str, *key: int) -> str:
+        """Return thumbnails as the address of an image: "exemplars" of a class, or "mistakes" of a confused pair."""
+        if self.pictures is None:
+            return ""
+        keys = self.pictures["exemplar_classes" if kind == "exemplars" else "mistake_pairs"]
+        return strip(self.pictures[kind][(keys.reshape(-1, len(key)) == key).all(axis=1)])
+
     def stage_of(self, label: int) -> int:
         """Return the stage at which a class was learned."""
         return bisect_right(self.num_seen, label)
@@ -178,23 +190,54 @@ def report_line(directory: Path, resolved: Resolved | None = None) -> str:
 
 def page(run: Contents) -> str:
     """Return the page of a run as HTML."""
+    experiment, name, sizes = run.run.experiment, run.run.path.resolve().name, run.resolved.get("stage_sizes", [])
+    plugged = filter(None, [experiment.mix, "CCFA" if experiment.ccfa else None])
+    settings = vars(experiment) | {
+        f"number of {kind} images": run.resolved.get(f"num_{kind}_images") for kind in ("training", "test")
+    }
     return render(
         "report.html",
-        **_heading(run),
+        run=run,
+        name=name,
+        title=f"{' + '.join([experiment.method, *plugged])} on {experiment.data}",
+        sizes=sizes,
+        state=_state(run, len(sizes)),
+        headlines=HEADLINES,
+        definitions=DEFINITIONS,
         accuracy=accuracy_figure(run),
         matrix=matrix_figure(run),
         metrics=metrics_table(run),
-        definitions=[(_plain(name), text) for name, text in DEFINITIONS.items()],
         forgetting=forgetting_figure(run),
         old_new=[old_new_figure(run, "old", "a new class"), old_new_figure(run, "new", "an old class")],
         confusion=confusion_figure(run),
-        pairs=_shown_pairs(run),
-        exemplars=_shown_exemplars(run),
-        has_pictures=run.pictures is not None,
+        pairs=run.pairs[:NUM_PAIRS],
         cost=[*loss_figures(run), time_figure(run)],
         classes=class_table(run),
-        **_repeating(run),
+        command=shlex.join(["ccfa", "run", *_arguments(run), "--out", f"runs/{name}-again"]),
+        settings={key: value for key, value in settings.items() if value not in (None, False, {})},
+        config=json.dumps(run.run.config, indent=1, ensure_ascii=False),
     )
+
+
+def _state(run: Contents, num_stages: int) -> str:
+    state, num_done = str(run.status.get("state", "unknown")), len(run.num_seen)
+    finished = state == "finished" and num_done in (0, num_stages)  # 0 if the report is lost
+    shown = "Finished" if finished else f"{state.capitalize()}: {num_done} of {counted(num_stages, 'stage')}"
+    if times := len(run.environment.get("resumed", [])):
+        shown += f", resumed {counted(times, 'time')} with another device or other versions"
+    return shown + (f" ({run.status['error']})" if run.status.get("error") else "")
+
+
+def _arguments(run: Contents) -> list[str]:
+    """Return what `ccfa run` needs to repeat the run."""
+    words = run.run.experiment.arguments()
+    device, speed = run.environment.get("torch_device"), run.environment.get("acceleration")
+    if device:
+        words += ["--device", device]
+    if speed and device != "cpu":  # where there is nothing to choose
+        words += ["--precision", speed["precision"]]
+        words += [f"--no-{name}" for name in ("compile", "graph") if speed[name] is False]
+    return words
 
 
 def render(template: str, **values: Any) -> str:
@@ -216,56 +259,8 @@ def _environment() -> Environment:
     # The policy names this script by its hash: one that a class name smuggled in would be refused.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals.update(style=Markup(style), script=Markup(script), script_hash=digest)
-    environment.filters.update(counted=counted)
+    environment.filters.update(counted=counted, duration=duration, percent=percent, plain=_plain, text=_text)
     return environment
-
-
-def _heading(run: Contents) -> dict[str, Any]:
-    experiment, sizes, num_done = run.run.experiment, run.resolved.get("stage_sizes", []), len(run.num_seen)
-    plugged = filter(None, [experiment.mix, "CCFA" if experiment.ccfa else None])
-    state = str(run.status.get("state", "unknown"))
-    finished = state == "finished" and num_done in (0, len(sizes))  # 0 if the report is lost
-    shown = "Finished" if finished else f"{state.capitalize()}: {num_done} of {counted(len(sizes), 'stage')}"
-    if times := len(run.environment.get("resumed", [])):
-        shown += f", resumed {counted(times, 'time')} with another device or other versions"
-    metrics = run.report.metrics
-    return {
-        "name": run.run.path.resolve().name,
-        "title": f"{' + '.join([experiment.method, *plugged])} on {experiment.data}",
-        "facts": [
-            f"{counted(sum(sizes), 'class', 'es')} in {counted(len(sizes), 'stage')}",
-            str(run.environment.get("device", "unknown device")),
-            duration(sum(run.seconds) if run.seconds else math.nan),
-            f"seed {experiment.seed}",
-        ],
-        "finished": finished,
-        "state": shown + (f" ({run.status['error']})" if run.status.get("error") else ""),
-        "verdict": [(title, percent(metrics.get(name)), DEFINITIONS[name]) for name, title in HEADLINES.items()],
-        "rule": f"by {_plain(run.report.own)}" if run.report.own else "",
-        "notes": run.notes,
-    }
-
-
-def _repeating(run: Contents) -> dict[str, Any]:
-    experiment, name = run.run.experiment, run.run.path.resolve().name
-    words = ["ccfa", "run", *experiment.arguments()]
-    device, speed = run.environment.get("torch_device"), run.environment.get("acceleration")
-    if device:
-        words += ["--device", device]
-    if speed and device != "cpu":  # where there is nothing to choose
-        words += ["--precision", speed["precision"]]
-        words += [f"--no-{name}" for name in ("compile", "graph") if speed[name] is False]
-    settings = vars(experiment) | {
-        f"number of {kind} images": run.resolved.get(f"num_{kind}_images") for kind in ("training", "test")
-    }
-    return {
-        "command": shlex.join([*words, "--out", f"runs/{name}-again"]),
-        "settings": [
-            (_plain(name), _text(value)) for name, value in settings.items() if value not in (None, False, {})
-        ],
-        "environment": [(name, _text(value)) for name, value in run.environment.items() if name != "resumed"],
-        "config": json.dumps(run.run.config, indent=1, ensure_ascii=False),
-    }
 
 
 def _text(value: Any) -> str:
@@ -278,7 +273,9 @@ def _plain(name: str) -> str:
 
 def accuracy_figure(run: Contents) -> Figure:
     """Draw the accuracy after each stage by every rule of the report, the method's own first."""
-    own, *others = ((f"by {_plain(rule)}", _percents(numbers.overall)) for rule, numbers in run.rules.items())
+    own, *others = (
+        (f"by {_plain(rule)}", [100 * value for value in numbers.overall]) for rule, numbers in run.rules.items()
+    )
     first = Curve(f"{own[0]}, the method's rule" if others else own[0], own[1])
     curves = [first, *(Curve(*other, colour=6, dashed=True) for other in others)]
     meaning = "Share of the test images of all classes seen so far that are predicted right, over all those classes."
@@ -375,50 +372,16 @@ def class_table(run: Contents) -> Table | None:
     if not run.labelled:
         return None
     accuracies = [np.bincount(labels, labels == predicted) / np.bincount(labels) for labels, predicted in run.labelled]
-    num_images = np.bincount(run.labelled[-1][0]).tolist()
     most = {true: (predicted, count) for true, predicted, count in reversed(run.pairs)}
     rows = []
     for label in range(run.num_seen[-1]):
         stage = run.stage_of(label)
         then, now = float(accuracies[stage][label]), float(accuracies[-1][label])
-        row = [str(stage), str(num_images[label]), percent(then, 1), percent(now, 1), number(100 * (then - now))]
+        row = [str(stage), str(run.num_images[label]), percent(then, 1), percent(now, 1), number(100 * (then - now))]
         other, count = most.get(label, (0, 0))
-        confused = f"{run.class_name(other)} ({percent(count / num_images[label], 1)} %)" if count else "-"
+        confused = f"{run.class_name(other)} ({percent(count / run.num_images[label], 1)} %)" if count else "-"
         rows.append([run.class_name(label), *row, confused])
     return ["class", "stage", "test images", "when learned, %", "now, %", "drop, points", "most confused with"], rows
-
-
-def _shown_pairs(run: Contents) -> list[dict[str, Any]]:
-    num_images = np.bincount(run.labelled[-1][0]).tolist() if run.pairs else []
-    return [
-        {
-            "true": run.class_name(true),
-            "predicted": run.class_name(predicted),
-            "stages": f"learned at stages {run.stage_of(true)} and {run.stage_of(predicted)}",
-            "num_images": count,
-            "share": percent(count / num_images[true], 1),
-            "picture": _pictures(run, "mistakes", "mistake_pairs", [true, predicted]),
-        }
-        for true, predicted, count in run.pairs[:NUM_PAIRS]
-    ]
-
-
-def _shown_exemplars(run: Contents) -> list[dict[str, Any]]:
-    shown = [
-        {
-            "name": run.class_name(label, 80),
-            "num_exemplars": len(rows),
-            "picture": _pictures(run, "exemplars", "exemplar_classes", [label]),
-        }
-        for label, rows in enumerate(run.exemplars)
-    ]
-    return shown if any(run.exemplars) else []
-
-
-def _pictures(run: Contents, images: str, keys: str, key: list[int]) -> str:
-    if run.pictures is None:
-        return ""
-    return strip(run.pictures[images][(run.pictures[keys].reshape(-1, len(key)) == key).all(axis=1)])
 
 
 def time_figure(run: Contents) -> Figure:
@@ -464,7 +427,3 @@ def _over_epochs(run: Contents, title: str, meaning: str, losses: dict[str, list
 def _mean_of_finite(values: Sequence[float]) -> float:
     known = [value for value in values if math.isfinite(value)]
     return sum(known) / len(known) if known else math.nan
-
-
-def _percents(values: Sequence[float]) -> list[float]:
-    return [100 * value for value in values]
