@@ -180,18 +180,13 @@ def test_directory_of_no_run_is_refused(tmp_path, call, content):
     assert "config.json" in errors
 
 
-def test_unfinished_run_says_how_far(tmp_path, resolved):
+def test_unfinished_and_resumed_runs_say_so(tmp_path, resolved):
     run = synthetic_run(tmp_path / "run", resolved, num_done=1, state="interrupted")
-    page = text(write_report(run, resolved))
-    assert "Interrupted: 1 of 3 stages" in page
-    assert "-" in headline(page)  # forgetting of one stage
-
-
-def test_resumed_run_says_so(run):
-    assert "resumed" not in text(write_report(run))
     record = {"checkpoint": 3, "differences": {"torch": ["2.12", "2.13"]}}
     run.write_json("environment.json", {**run.environment, "resumed": [record] * 2})
-    assert "resumed 2 times" in text(write_report(run))
+    page = text(write_report(run, resolved))
+    assert "Interrupted: 1 of 3 stages, resumed 2 times" in page
+    assert "-" in headline(page)  # forgetting of one stage
 
 
 def test_one_class_has_a_page(tmp_path):

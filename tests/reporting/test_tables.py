@@ -45,16 +45,14 @@ def test_metrics_stand_beside_their_definitions():
     assert text.index("nearest mean (own rule)") < text.index("by logits")
 
 
-def test_missing_metric_is_a_dash():
-    older = {name: value for name, value in VALUES.items() if name != "forgetting_inclearn"}
-    found = rows(metrics_table(replace(REPORT, own="logits", rules={"logits": Numbers([0.5], older)})))
-    assert found["forgetting inclearn"][1] == "-"
-
-
-def test_numbers_stay_whole_on_narrow_terminals():
+def test_narrow_terminals_and_missing_metrics():
     text = shown(metrics_table(REPORT), width=80)
     assert all(percent(value) in text for value in VALUES.values())
     assert max(map(len, text.splitlines())) <= 80
+    assert (
+        rows(metrics_table(replace(REPORT, own="logits", rules={"logits": Numbers([0.5], {})})))["last accuracy"][1]
+        == "-"
+    )
 
 
 def test_methods_are_listed_with_their_memory():

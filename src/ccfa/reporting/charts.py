@@ -63,7 +63,7 @@ def ticks(values: Sequence[float], at_most: int = 6) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10, 20) if factor * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(place * step, 10) for place in range(first, last + 1)]
+    return [float(f"{place * step:.10g}") for place in range(first, last + 1)]
 
 
 def line_figure(
