@@ -66,25 +66,20 @@ def gather(paths: Sequence[Path | str], command: str = "ccfa compare") -> tuple[
     """Read the runs among run directories, folders of runs and report files; the notes name what is not a run."""
     if not paths:
         raise UsageError(f"Name at least one run directory, e.g. {command} runs/*")
-    entries: dict[Path, Entry] = {}
-    notes, left_out = [], []
-    for path in itertools.chain.from_iterable(_runs_in(Path(path)) for path in paths):
-        if not path.exists():
-            raise ModelError(f"{path} does not exist. Name run directories, e.g. {command} runs/*")
-        if path.resolve() in entries:
-            notes.append(f"{path} is named twice and counted once.")
-        elif path.is_dir() and not (path / "report.json").is_file():
-            left_out.append(path)
-        else:
-            entries[path.resolve()] = _read(path)
-    if left_out:
-        notes.append(f"left out, since they are not runs or have no finished stage: {_joined(left_out)}.")
+    runs: dict[Path, Path] = {}
+    for run in itertools.chain.from_iterable(_runs_in(Path(path)) for path in paths):
+        runs.setdefault(run.resolve(), run)  # a run that is named twice is counted once
+    left_out = [run for run in runs.values() if run.is_dir() and not (run / "report.json").is_file()]
+    entries = [_read(run) for run in runs.values() if run not in left_out]
     if not entries:
         raise ModelError(f"No run with a finished stage among {_joined(paths)}: nothing to show.")
-    return list(entries.values()), notes
+    notes = [f"left out, since they are not runs or have no finished stage: {_joined(left_out)}."]
+    return entries, notes if left_out else []
 
 
 def _runs_in(path: Path) -> list[Path]:
+    if not path.exists():
+        raise ModelError(f"{path} does not exist. Name run directories, folders of runs, or report files.")
     if not path.is_dir() or (path / "config.json").is_file():
         return [path]
     return sorted(file.parent for file in path.glob("[!.]*/config.json")) or [path]
@@ -93,12 +88,12 @@ def _runs_in(path: Path) -> list[Path]:
 def _read(path: Path) -> Entry:
     try:
         report = Run(path).report() if path.is_dir() else Report.from_json(read_file(path).decode())
-        entry = Entry(path, report)
-        stages = np.cumsum(entry.resolved["stage_sizes"]).tolist()
-        if not report.num_seen or report.num_seen != stages[: len(report.num_seen)] or not entry.experiment:
+        experiment_of(report.config)
+        stages = np.cumsum(report.config["resolved"]["stage_sizes"]).tolist()
+        if not report.num_seen or report.num_seen != stages[: len(report.num_seen)]:
             raise ModelError(f"it has {report.num_seen} classes seen, and its configuration {stages}.")
-        return entry
-    except (KeyError, UnicodeDecodeError, ModelError) as error:
+        return Entry(path, report)
+    except (KeyError, TypeError, ValueError, ModelError) as error:
         raise ModelError(f"{path} is not a whole report: {error} Leave it out, or run it again.") from error
 
 
