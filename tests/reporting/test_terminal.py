@@ -23,9 +23,10 @@ RESULT = {
 LAST = Progress(Stage(1, 4, 7), "main", 1, 2, 0, 3, 64)
 
 
-@pytest.fixture
-def plain():
-    return Output(file=io.StringIO(), width=100)
+@pytest.fixture(params=["pipe", "dumb terminal"])
+def plain(request, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    return Output(file=io.StringIO(), force_terminal=request.param != "pipe", width=100)
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_plan_counts_new_images_and_exemplars():
     assert planned_images(RESOLVED) == [sum(sizes[:4]), 2 * later[0], 2 * later[1]]
 
 
-def test_pipe_gets_plain_lines(plain, monkeypatch):
+def test_other_places_get_plain_lines(plain, monkeypatch):
     with Display(RESOLVED, plain) as display:
         monkeypatch.setattr(terminal.time, "monotonic", lambda: display.began)  # no time passes
         display.on_batch(LAST, {})
@@ -105,14 +106,6 @@ def test_screen_has_a_live_line(screen):
     written = screen.file.getvalue()
     assert "\x1b[?25h" in written, "and comes back"
     assert written.rfind("\x1b[2K") > written.rfind("epoch 2/2"), "the live line is erased"
-
-
-def test_dumb_terminal_gets_plain_lines(monkeypatch):
-    monkeypatch.setenv("TERM", "dumb")
-    dumb = Output(file=io.StringIO(), force_terminal=True, width=100)
-    with Display(RESOLVED, dumb) as display:
-        display.on_epoch(LAST, {"loss": 1.0}, 0.1, 1.0)
-    assert not set("\r\x1b") & set(dumb.file.getvalue())
 
 
 def test_control_characters_are_written_out(plain):

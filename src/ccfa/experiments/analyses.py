@@ -26,14 +26,13 @@ NUM_CLASSES = 10  # of a plane
 NUM_FEATURES = 1000
 NUM_IMAGES = 5000  # of CKA
 KINDS = ("memory", "augmented", "training")
-_SAME_DATA = ("class_names", "class_order", "stage_sizes", "num_training_images", "num_test_images", "fingerprints")
 
 
 def reopen(run: Run, data_dir: Path | None = None) -> Resolved:
     """Load the data and build the method of a run again; refuse data other than the run's."""
     resolved = resolve(run.experiment, data_dir)
-    stored, now = run.config["resolved"], resolved.config["resolved"]
-    if changed := differences(*({name: part.get(name) for name in _SAME_DATA} for part in (stored, now))):
+    stored, now = ({**config["resolved"], "method": None} for config in (run.config, resolved.config))
+    if changed := differences(stored, now):
         raise ModelError(
             f"{run.path} was run on other data than those here now. Name the data of the run with --data-dir, "
             f"or put them back where they were.\n{two_columns(changed)}"

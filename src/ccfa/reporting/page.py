@@ -55,7 +55,9 @@ class Contents:
     report: Report
     environment: dict[str, Any]
     status: dict[str, Any]
-    predictions: list[dict[str, NDArray[Any]]]  # after each stage; empty if a file is missing
+    labelled: list[
+        tuple[NDArray[Any], NDArray[Any]]
+    ]  # labels and predictions after each stage; empty if one is missing
     seconds: list[float]  # of each stage
     epochs: list[dict[str, Any]]
     exemplars: list[list[int]]  # rows kept of each class after the last stage
@@ -76,11 +78,6 @@ class Contents:
     def resolved(self) -> dict[str, Any]:
         """What the experiment resolved to, as config.json holds it."""
         return dict(self.run.config.get("resolved", {}))
-
-    @cached_property
-    def labelled(self) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-        """Labels and predictions, by the method's own rule, of the test images after each stage."""
-        return [(stage["labels"], stage[f"by_{self.report.own}"]) for stage in self.predictions]
 
     @cached_property
     def pairs(self) -> list[tuple[int, int, int]]:
@@ -123,6 +120,10 @@ def read_contents(run: Run) -> Contents:
             notes.append(f"{name} is missing or damaged.")
             return otherwise
 
+    def labelled() -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        predictions = [run.read_predictions(stage) for stage in stages]
+        return [(arrays["labels"], arrays[f"by_{report.own}"]) for arrays in predictions]
+
     report = read("report.json", run.report, NO_REPORT)
     stages = range(len(report.num_seen))
     return Contents(
@@ -130,7 +131,7 @@ def read_contents(run: Run) -> Contents:
         report,
         environment=read("environment.json", lambda: run.environment, {}),
         status=read("status.json", lambda: run.status, {}),
-        predictions=read("A file of predictions", lambda: [run.read_predictions(stage) for stage in stages], []),
+        labelled=read("A file of predictions", labelled, []),
         seconds=read("stages.csv", lambda: [float(row["seconds"]) for row in run.read_rows("stages.csv")], []),
         epochs=read("metrics.jsonl", run.read_epochs, []),
         exemplars=read("The file of exemplars", lambda: run.read_exemplars(stages[-1]), []) if stages else [],
