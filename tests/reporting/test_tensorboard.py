@@ -1,6 +1,5 @@
 """Event files for TensorBoard: the numbers of the run directory, each once."""
 
-import json
 from contextlib import suppress
 from importlib.util import find_spec
 
@@ -69,12 +68,15 @@ def test_numbers_are_those_of_the_run_and_once(tmp_path, limits, monkeypatch):
 
 @needs_tensorboard
 def test_killed_run_has_written_everything(tmp_path):
-    board = TensorBoard(tmp_path, Silent())
-    board.on_batch(Progress(Stage(0, 0, 4), "main", 0, 1, 0, 1, 1), {})
+    board, progress = TensorBoard(tmp_path, Silent()), Progress(Stage(0, 0, 4), "main", 0, 2, 2, 3, 10)
+    board.on_batch(progress, {})
     assert list(tmp_path.iterdir()) == [], "no file before there is a number"
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({}) + "\n")
-    board.on_epoch(Progress(Stage(0, 0, 4), "main", 0, 2, 2, 3, 10), {"loss": 10.0}, 0.1, 1.0)
-    assert scalars(tmp_path / "tensorboard" / "epochs")["main/loss"] == [(1, 10.0)], "without being closed"
+    board.on_epoch(progress, {"loss": 9.0}, 0.1, 1.0)  # the disk took no line of the log
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    board.on_epoch(progress, {"loss": 10.0}, 0.1, 1.0)
+    board.on_epoch(progress, {"loss": 11.0}, 0.1, 1.0)
+    shown = scalars(tmp_path / "tensorboard" / "epochs")["main/loss"]
+    assert shown == [(0, 9.0), (1, 10.0), (2, 11.0)], "without being closed"
 
 
 def test_missing_package_is_named_before_anything_is_done(call, tmp_path, monkeypatch):

@@ -112,9 +112,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print(f"percent · {comparison.title}", style="italic")
     for part in _parts(grid, console.width):
         table = Screen(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for place in part:
-            form = {"justify": "right", "no_wrap": True} if place else {"overflow": "fold", "max_width": MAX_NAME}
-            table.add_column(grid.headings[place], **form)  # type: ignore[arg-type]
+        table.add_column(grid.headings[0], overflow="fold", max_width=MAX_NAME)
+        for place in part[1:]:
+            table.add_column(grid.headings[place], justify="right", no_wrap=True)
         for row in grid.rows:
             if any(row[place] != "" for place in part[1:]):
                 table.add_row(*(str(row[place]) for place in part))

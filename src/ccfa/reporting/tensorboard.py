@@ -1,5 +1,6 @@
 """The numbers of a run for TensorBoard, an optional extra: event files in the run directory."""
 
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ccfa.data import Stage
-from ccfa.errors import UsageError
+from ccfa.errors import ModelError, UsageError
 from ccfa.experiments.run_directory import Run
 from ccfa.experiments.running import Audience
 from ccfa.learning import Progress
@@ -39,8 +40,11 @@ class TensorBoard:
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
         """Write losses, learning rate and speed under the name of the phase."""
-        # The first epoch of this process is the last line of the log: the run may have begun in another process.
-        self.num_epochs = self.num_epochs + 1 if self.num_epochs else len(self.run.read_epochs())
+        if self.num_epochs:
+            self.num_epochs += 1
+        else:
+            with suppress(ModelError):  # a full disk takes no log, and the run goes on
+                self.num_epochs = len(self.run.read_epochs())  # this one and those of earlier processes
         speed = progress.num_batches * progress.batch_size / max(seconds, 1e-9)
         self._write("epochs", self.num_epochs, progress.phase, {**losses, "lr": lr, "images_per_second": speed})
         self.audience.on_epoch(progress, losses, lr, seconds)
