@@ -1,9 +1,7 @@
 """Which runs are of one experiment, their means and gains, and what is refused."""
 
 import dataclasses
-import doctest
 import os
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +24,6 @@ from ccfa.reporting.comparison import (
     without_ccfa,
 )
 from comparisons import ALONE, PLUGGED, entry, podnets, store
-
-DOCUMENTED = ["errors", "files", "evaluation.metrics", "evaluation.report"] + [
-    f"reporting.{name}"
-    for name in ("charts", "comparison", "comparison_page", "figures", "page", "paper_tables", "values")
-]
 
 
 def named(comparison):
@@ -260,10 +253,3 @@ def test_nothing_to_compare_is_an_error(tmp_path):
 )
 def test_page_goes_beside_the_runs(paths, folder):
     assert common_folder([entry(path) for path in paths]) == Path(folder) / "comparison"
-
-
-@pytest.mark.parametrize("name", DOCUMENTED)
-def test_examples_are_true(name):
-    found = doctest.testmod(import_module(f"ccfa.{name}"))
-    assert found.attempted
-    assert not found.failed
