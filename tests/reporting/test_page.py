@@ -131,6 +131,15 @@ def test_confusions_and_table_of_classes(contents):
         assert row[6].startswith(f"c{others.argmax()} (" if others.any() else "-")
 
 
+def test_class_without_test_images_has_no_accuracy(run):
+    arrays = run.read_predictions(2)
+    run.write_predictions(2, {name: values[arrays["labels"] != 5] for name, values in arrays.items()})
+    contents = read_contents(run)
+    assert module.class_table(contents)[1][5][2:6] == ["0", "-", "-", "-"]
+    assert module.confusion_figure(contents).chart
+    assert not contents.notes
+
+
 def test_time_and_losses(contents):
     run, _ = contents
     assert numbers(module.time_figure(run), 1) == [10.0, 11.0, 12.0, 13.0]

@@ -166,7 +166,7 @@ def heat_map(
 
     Rows and columns have the same names. `label` says in words what is shown, `row_label` and `column_label` what a row
     and a column are. A line is drawn before each row and column of `lines`. With `faint` the shade grows with the
-    square root, so that small values show, and zeros bear no number.
+    square root, so that small values show, and zeros have no number.
     """
     if not percents.size:
         return Markup("")

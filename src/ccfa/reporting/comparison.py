@@ -271,7 +271,7 @@ def compare_entries(entries: Sequence[Entry], notes: Sequence[str] = ()) -> Comp
     finished = [entry for entry in entries if entry.report.finished]
     groups = [_distinct(group, notes) for group in grouped(finished, identity).values()]
     lines = [
-        # The paper's setting is found however the stages were written.
+        # By the name of the scenario, since stages can also be given as a list of sizes.
         Line(name, tuple(group), setting_of(vars(group[0].experiment) | {"scenario": scenario}))
         for name, group in zip(_names([group[0] for group in groups]), groups, strict=True)
     ]

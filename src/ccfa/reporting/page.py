@@ -90,7 +90,7 @@ class Contents:
     @cached_property
     def num_images(self) -> list[int]:
         """The number of test images of each class."""
-        return [int(num) for num in np.bincount(self.labelled[-1][0])]
+        return [int(num) for num in np.bincount(self.labelled[-1][0], minlength=self.num_seen[-1])]
 
     def picture(self, kind: str, *key: int) -> str:
         """Return thumbnails as the address of an image: "exemplars" of a class, or "mistakes" of a confused pair."""
@@ -353,7 +353,7 @@ def confusion_figure(run: Contents) -> Figure:
     np.add.at(counts, (group[labels], group[predicted]), 1)
     names = [run.class_name(label, 60) if what == "class" else str(label) for label in range(len(counts))]
     chart = heat_map(
-        100 * counts / counts.sum(axis=1, keepdims=True),
+        100 * counts / counts.sum(axis=1, keepdims=True).clip(min=1),
         names,
         f"Heat map of {len(counts)} by {len(counts)} shares, ordered by stage of arrival.",
         f"true {what}",
@@ -372,7 +372,10 @@ def class_table(run: Contents) -> Table | None:
     """List each class: stage, test images, accuracy when learned and now, the class it is most confused with."""
     if not run.labelled:
         return None
-    accuracies = [np.bincount(labels, labels == predicted) / np.bincount(labels) for labels, predicted in run.labelled]
+    accuracies = []
+    for (labels, predicted), num in zip(run.labelled, run.num_seen, strict=True):
+        with np.errstate(invalid="ignore"):  # NaN for a class without test images
+            accuracies.append(np.bincount(labels, labels == predicted, num) / np.bincount(labels, minlength=num))
     most = {true: (predicted, count) for true, predicted, count in reversed(run.pairs)}
     rows = []
     for label in range(run.num_seen[-1]):
