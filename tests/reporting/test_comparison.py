@@ -197,11 +197,12 @@ def test_runs_are_found_in_folders(tmp_path, monkeypatch):
     runs = [store(tmp_path / "sweep" / name) for name in ("a", "b")]
     for name in (".first-stages", "comparison", "c"):
         (tmp_path / "sweep" / name).mkdir()
+    (tmp_path / "sweep" / "notes.txt").touch()
     entries, notes = gather([tmp_path / "sweep"])
     assert ([run.path for run in entries], notes) == (runs, [])
     entries, (note,) = gather(sorted((tmp_path / "sweep").iterdir()))
     assert [run.path for run in entries] == runs
-    assert all(str(tmp_path / "sweep" / name) in note for name in (".first-stages", "comparison", "c"))
+    assert all(str(tmp_path / "sweep" / name) in note for name in (".first-stages", "comparison", "c", "notes.txt"))
     monkeypatch.chdir(tmp_path / "sweep")
     Path("link").symlink_to("a")
     entries, notes = gather([Path("a"), "./a/", runs[0], "link"])

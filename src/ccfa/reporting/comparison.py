@@ -69,7 +69,7 @@ def gather(paths: Sequence[Path | str], command: str = "ccfa compare") -> tuple[
     runs: dict[Path, Path] = {}
     for run in itertools.chain.from_iterable(_runs_in(Path(path)) for path in paths):
         runs.setdefault(run.resolve(), run)  # a run that is named twice is counted once
-    left_out = [run for run in runs.values() if run.is_dir() and not (run / "report.json").is_file()]
+    left_out = [run for run in runs.values() if run.suffix != ".json" and not (run / "report.json").is_file()]
     entries = [_read(run) for run in runs.values() if run not in left_out]
     if not entries:
         raise ModelError(f"No run with a finished stage among {_joined(paths)}: nothing to show.")
