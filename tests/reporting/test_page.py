@@ -261,11 +261,12 @@ def test_command_names_device_and_speed(run, speed, expected):
     )
 
 
+@pytest.mark.slow
 def test_command_shown_repeats_the_run(tmp_path, monkeypatch, call):
     monkeypatch.chdir(tmp_path)
     first = tmp_path / "first run"
-    options = ["--scenario", "4,6", "--memory", "3", "--seed", "5", "--set", "epochs=1"]
-    assert call("run", "icarl", *options, "--out", first)[0] == 0
+    options = ["--scenario", "5,5", "--memory", "3", "--seed", "5", "--set", "epochs=1"]
+    assert call("run", "replay", *options, "--out", first)[0] == 0
     command = re.findall(r"<pre>(.*?)</pre>", text(first / "report.html"), re.DOTALL)[0].replace("&#39;", "'")
     assert call(*shlex.split(command)[1:])[0] == 0
     again = Run(tmp_path / "runs" / "first run-again").report()
