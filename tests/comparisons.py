@@ -1,4 +1,4 @@
-"""Reports of runs that never were, for tests of what is made of them."""
+"""Invented reports, for tests of comparisons, tables and figures."""
 
 import copy
 import json
@@ -7,28 +7,29 @@ from pathlib import Path
 import numpy as np
 
 from ccfa.evaluation import METRICS, Numbers, Report
+from ccfa.experiments import Experiment
+from ccfa.experiments.options import plain
 from ccfa.reporting.comparison import Entry
 
 SIZES = (4, 3, 3)
 
 
 def config(
-    method="podnet", ccfa=False, seed=0, order=None, options=None, data="digits", sizes=SIZES, memory=20, **asked
+    method="podnet", ccfa=False, seed=0, order=None, options=None, data="digits", sizes=SIZES, memory=20, **given
 ):
     """A configuration as config.json holds it; options change the resolved method, as they do in earnest."""
-    classes = order or list(range(sum(sizes)))
-    resolved = {"name": method, "phases": [{"epochs": 20, "lr": 0.1}], "memory": {"per_class": memory}}
-    resolved["phases"][0].update(
-        {name: json.loads(text) for name, text in (options or {}).items() if not name.startswith("ccfa.")}
-    )
-    count = (options or {}).get("ccfa.count", "1")
-    resolved["feature_augmentations"] = [{"part": "CCFA", "count": count}] if ccfa else []
-    resolved["predict"] = "by_nearest_mean" if method == "icarl" else "by_logits"
-    experiment = {"method": method, "ccfa": ccfa, "mix": None, "data": data, "scenario": None, "order": None}
-    experiment |= {"memory": None, "memory_total": None, "validation": 0.0, "image_size": 64}
-    experiment |= {"seed": seed, "batch_seed": None, "options": options or {}}
+    options, classes = options or {}, order or list(range(sum(sizes)))
+    phase = {"epochs": 20, "lr": 0.1}
+    phase |= {name: json.loads(text) for name, text in options.items() if not name.startswith("ccfa.")}
+    resolved = {
+        "name": method,
+        "phases": [phase],
+        "memory": {"per_class": memory},
+        "feature_augmentations": [{"part": "CCFA", "count": options.get("ccfa.count", "1")}] if ccfa else [],
+        "predict": "by_nearest_mean" if method == "icarl" else "by_logits",
+    }
     return {
-        "experiment": {**experiment, **asked},
+        "experiment": plain(Experiment(method, ccfa, data=data, seed=seed, options=options, **given)),
         "resolved": {
             "method": resolved,
             "stage_sizes": list(sizes),

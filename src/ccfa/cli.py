@@ -152,11 +152,11 @@ class Compare:
     """The folder of the page and of the table as CSV, Markdown and LaTeX; by default comparison/ beside the runs."""
 
     def __call__(self, console: "Console") -> None:
-        from ccfa.reporting.comparison import common_folder, compare, gather
+        from ccfa.reporting.comparison import common_folder, compare
         from ccfa.reporting.comparison_page import show_comparison
 
-        entries, notes = gather(self.runs)
-        show_comparison(compare(entries, notes), self.out or common_folder(entries), console)
+        comparison = compare(self.runs)
+        show_comparison(comparison, self.out or common_folder(comparison.entries), console)
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,9 @@ def test_unknown_fields_are_ignored():
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 def test_stored_reports_are_read(path):
-    assert Report.from_json(path.read_text()).to_json() == path.read_text()
+    report = Report.from_json(path.read_text())
+    assert Report.from_json(report.to_json()) == report
+    assert report.finished
 
 
 @pytest.mark.parametrize(

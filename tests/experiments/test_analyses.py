@@ -1,136 +1,29 @@
-"""A run opened again: its networks predict as they did, and the analyses show what they are said to show."""
+"""A run opened again: its networks predict as they did, and the analyses show what they claim to."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation.similarity import linear_cka
 from ccfa.experiments import Experiment, Run
 from ccfa.experiments import analyses as module
-from ccfa.experiments.analyses import exemplars_after, feature_plane, learner_after, map_similarities, reopen
+from ccfa.experiments.analyses import feature_plane, learner_after, map_similarities, reopen
 from ccfa.experiments.presets import ccfa_preset
-from ccfa.files import read_tensors, write_tensors
-from digit_runs import CPU, SHORT, created, digit_run
-
-METHODS = {"podnet": SHORT, "aanet": SHORT} | {name: {"epochs": "1"} for name in ("bic", "gdumb", "il2a")}
+from digit_runs import CPU, created, digit_run
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return digit_run(tmp_path_factory.mktemp("runs") / "podnet", ccfa=True)
-
-
-@pytest.fixture
-def copied(directory, tmp_path):
-    return Run(shutil.copytree(directory.path, tmp_path / "copy"))
-
-
-def weights(directory, index=0):
-    return directory.path / "networks" / f"stage-{index:03d}.safetensors"
-
-
-def first_learner(directory):
-    resolved = reopen(directory)
-    return learner_after(resolved.stages[0], directory, resolved, CPU)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_network_predicts_as_it_did(tmp_path, method):
-    directory = digit_run(tmp_path / "run", method, scenario="6,2,2", options=METHODS[method])
-    resolved = reopen(directory)
-    for stage in resolved.stages:
-        learner = learner_after(stage, directory, resolved, CPU)
-        seen = resolved.test.subset(resolved.test.rows(0, stage.num_seen))
-        stored = directory.read_predictions(stage.index)["by_logits"]
-        np.testing.assert_array_equal(learner.predict_by_logits(seen.images).numpy(), stored)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.write_bytes(path.read_bytes()[:-100]),
-        lambda path: torch.save({"backbone": torch.zeros(3)}, path),
-        lambda path: path.unlink(),
-        lambda path: save_file({f"other.{name}": tensor for name, tensor in load_file(path).items()}, path),
-        lambda path: shutil.copy(path.with_name("stage-002.safetensors"), path),
-    ],
-    ids=["cut", "pickle", "missing", "names", "stage"],
-)
-def test_unusable_weights_are_named(copied, damage):
-    damage(weights(copied))
-    with pytest.raises(ModelError, match=r"weights|stage-000"):
-        first_learner(copied)
-
-
-@pytest.mark.parametrize(
-    "change", [{"num_training_images": 1}, {"fingerprints": {"train": "0" * 64}}, {"class_names": None}]
-)
-def test_other_data_are_refused(copied, change):
-    config = copied.read_json("config.json")
-    config["resolved"] |= change
-    copied.write_json("config.json", config)
-    with pytest.raises(ModelError, match=next(iter(change))):
-        reopen(copied)
-    copied.write_json("config.json", {**config, "resolved": [1]})
-    with pytest.raises(ModelError, match="resolved"):
-        reopen(copied)
-
-
-@pytest.mark.parametrize("rows", [[], [[0]], [[10**6]] * 4, [[-1]] * 4, None])
-def test_unfit_exemplars_are_refused(copied, rows):
-    (copied.path / "exemplars" / "stage-000.json").write_text(json.dumps({"rows": rows}))
-    with pytest.raises(ModelError, match="exemplars"):
-        exemplars_after(copied, first_learner(copied))
-
-
-@pytest.mark.parametrize("estimator", ["biased", "unbiased"])
-def test_cka_is_of_flattened_maps(directory, estimator):
-    resolved = reopen(directory)
-    images = resolved.test.images[resolved.test.labels < 4]
-    with torch.no_grad():
-        first, *later = (
-            learner_after(stage, directory, resolved, CPU)
-            .network.eval()
-            .backbone(resolved.method.transforms.test(images))
-            .maps
-            for stage in resolved.stages
-        )
-    expected = [
-        [linear_cka(before.flatten(1), after.flatten(1), estimator) for before, after in zip(first, maps, strict=True)]
-        for maps in later
-    ]
-    values, num_images = map_similarities(directory, estimator=estimator)
-    assert num_images == len(images)
-    np.testing.assert_allclose(values, expected, rtol=1e-5)
-    assert np.shape(values) == (2, 3)
-    assert (np.array(values) < 1).all()
-
-
-def test_unchanged_backbone_is_aligned(copied):
-    other = map_similarities(copied)[0][1]
-    kept = {name: tensor for name, tensor in copied.network_weights(0).items() if name.startswith("backbone.")}
-    path = weights(copied, 1)
-    tensors, facts = read_tensors(path)
-    write_tensors(path, {**tensors, **kept}, facts)
-    values, _ = map_similarities(copied)
-    np.testing.assert_allclose(values[0], 1.0, atol=1e-9)
-    assert values[1] == other
-
-
-def test_seed_draws_the_images(directory):
-    first, again, other = (map_similarities(directory, num_images=40, seed=seed) for seed in (0, 0, 1))
-    assert first[1] == 40
-    assert first == again != other
+def run(tmp_path_factory):
+    """PODNet without CCFA, on 4, 3 and 3 digits."""
+    return digit_run(tmp_path_factory.mktemp("runs") / "podnet")
 
 
 @pytest.fixture
 def seen_features(monkeypatch):
-    """The features that t-SNE is given, and no t-SNE: it takes the time."""
+    """The features that t-SNE is given, without t-SNE, which is slow."""
     given = []
 
     def first_two(features, perplexity, seed):
@@ -141,27 +34,64 @@ def seen_features(monkeypatch):
     return given
 
 
+def learners(run):
+    resolved = reopen(run)
+    return [learner_after(stage, run, resolved, CPU) for stage in resolved.stages]
+
+
 def of_kind(plane, kind):
     return [point for point in plane.points if point["kind"] == kind]
 
 
-def test_memory_and_training_features(directory, seen_features):
-    plane = feature_plane(directory, num_features=100)
+def test_every_network_predicts_as_it_did(run):
+    test = reopen(run).test
+    for learner in learners(run):
+        seen = test.subset(test.rows(0, learner.stage.num_seen))
+        stored = run.read_predictions(learner.stage.index)["by_logits"]
+        np.testing.assert_array_equal(learner.predict_by_logits(seen.images).numpy(), stored)
+
+
+def test_other_data_are_refused(run, tmp_path):
+    copied = Run(shutil.copytree(run.path, tmp_path / "copy"))
+    config = copied.config
+    config["resolved"]["fingerprints"]["train"] = "0" * 64
+    copied.write_json("config.json", config)
+    with pytest.raises(ModelError, match="fingerprints"):
+        reopen(copied)
+
+
+@pytest.mark.parametrize("estimator", ["biased", "unbiased"])
+def test_cka_is_of_flattened_maps(run, estimator):
+    resolved = reopen(run)
+    images = resolved.method.transforms.test(resolved.test.images[resolved.test.labels < 4])
+    with torch.no_grad():
+        first, *later = (learner.network.eval().backbone(images).maps for learner in learners(run))
+    expected = [
+        [linear_cka(before.flatten(1), after.flatten(1), estimator) for before, after in zip(first, maps, strict=True)]
+        for maps in later
+    ]
+    values, num_images = map_similarities(run, estimator=estimator)
+    assert num_images == len(images)
+    assert np.shape(values) == (2, 3)
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
+def test_memory_and_training_features(run, seen_features):
+    plane = feature_plane(run, num_features=100)
     assert plane.class_names == {0: "0", 1: "1", 2: "2", 3: "3"}
     assert [(point["class"], point["row"]) for point in of_kind(plane, "memory")] == [
-        (label, row) for label, rows in enumerate(directory.read_exemplars(0)) for row in rows
+        (label, row) for label, rows in enumerate(run.read_exemplars(0)) for row in rows
     ]
-    training, labels = of_kind(plane, "training"), reopen(directory).train.labels
+    training, labels = of_kind(plane, "training"), reopen(run).train.labels
     assert len({point["row"] for point in training}) == len(training) == 100
     assert all(int(labels[point["row"]]) == point["class"] < 4 for point in training)
 
 
-def test_augmented_features(directory, seen_features):
-    plane = feature_plane(directory, num_features=150)
-    augmented, learner = of_kind(plane, "augmented"), first_learner(directory)
-    rows = {point["row"] for point in augmented}
-    new = set(learner.train.rows(4, 7).tolist())
-    assert rows <= new | {row for rows in directory.read_exemplars(0) for row in rows}
+def test_augmented_features(run, seen_features):
+    plane, learner = feature_plane(run, num_features=150), learners(run)[0]
+    augmented = of_kind(plane, "augmented")
+    rows, new = {point["row"] for point in augmented}, set(learner.train.rows(4, 7).tolist())
+    assert rows <= new | {row for rows in run.read_exemplars(0) for row in rows}
     assert rows & new
     features = seen_features[0][[point["kind"] == "augmented" for point in plane.points]]
     with torch.no_grad():
@@ -170,22 +100,18 @@ def test_augmented_features(directory, seen_features):
     furthest = (features - starts).abs().amax(dim=1)
     assert (furthest > 0).all()
     assert (furthest <= plane.ccfa.steps * plane.step_size[1] * 1.001).all()
+    preset = ccfa_preset("digits")
+    assert {name: getattr(plane.ccfa, name) for name in preset} == preset, "the run itself has no CCFA"
 
 
-def test_seed_draws_the_features(directory, seen_features):
-    first, again, other = (feature_plane(directory, num_features=60, seed=seed) for seed in (0, 0, 1))
+def test_seed_draws_images_classes_and_features(run, seen_features, monkeypatch):
+    first, again, other = (map_similarities(run, num_images=40, seed=seed) for seed in (0, 0, 1))
+    assert first[1] == 40
+    assert first == again != other
+    monkeypatch.setattr(module, "NUM_CLASSES", 2)
+    first, again, other = (feature_plane(run, num_features=30, seed=seed) for seed in (0, 0, 4))
     assert first.points == again.points
-    assert [point["row"] for point in first.points] != [point["row"] for point in other.points]
-
-
-def test_some_of_many_classes_are_drawn(tmp_path, seen_features, monkeypatch):
-    monkeypatch.setattr(module, "NUM_CLASSES", 3)
-    directory = digit_run(tmp_path / "run", scenario="8,2")
-    planes = [feature_plane(directory, num_features=50, seed=seed) for seed in range(4)]
-    assert all(len(plane.class_names) == 3 and max(plane.class_names) < 8 for plane in planes)
-    assert len({tuple(plane.class_names) for plane in planes}) > 1
-    assert {point["class"] for point in planes[0].points} <= set(planes[0].class_names)
-    assert {name: getattr(planes[0].ccfa, name) for name in ccfa_preset("digits")} == ccfa_preset("digits")
+    assert {point["class"] for point in first.points} <= first.class_names.keys() != other.class_names.keys()
 
 
 @pytest.mark.parametrize(
@@ -197,10 +123,10 @@ def test_some_of_many_classes_are_drawn(tmp_path, seen_features, monkeypatch):
         (Experiment("podnet", ccfa=True, scenario="8,2", options={"ccfa.count": "0"}), "count=0"),
     ],
 )
-def test_nothing_to_show_is_said(tmp_path, experiment, reason):
-    directory = created(tmp_path / "run", experiment)
+def test_nothing_to_show_is_refused(tmp_path, experiment, reason):
+    run = created(tmp_path / "run", experiment)
     with pytest.raises(UsageError, match=reason):
-        feature_plane(directory)
+        feature_plane(run)
     if experiment.scenario == "10":
         with pytest.raises(UsageError, match=reason):
-            map_similarities(directory)
+            map_similarities(run)

@@ -1,6 +1,8 @@
+"""The pages in a real browser: they render alone, fit the window, and respond to mouse and keyboard."""
+
 import base64
 import io
-from pathlib import Path
+import time
 
 import numpy as np
 import pytest
@@ -8,51 +10,65 @@ from PIL import Image
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 
-from browser import look, requests, screenshot, tip
-from ccfa.cli import main
+from browser import look, requests, screenshot, start_browser, tip
+from ccfa.reporting.comparison import compare_entries
+from ccfa.reporting.comparison_page import write_comparison
 from ccfa.reporting.page import write_report
+from comparisons import entry, podnets
 from synthetic_runs import synthetic_resolved, synthetic_run
 
 HOSTILE = ["<script>document.title='taken over'</script>", "{{ 7 * 7 }}", "x" * 255, "🐟 \"'&", "</title><img src=x>"]
+FEW = [*podnets(), entry("runs/u", method="ucir")]
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory):
-    """50 stages, 100 classes, pictures of 32 x 32 noise, which compress worst."""
-    path = tmp_path_factory.mktemp("runs") / "large"
-    resolved = synthetic_resolved([*HOSTILE, *(f"class {number}" for number in range(95))])
-    synthetic_run(path, resolved, epochs=40)
-    page = write_report(path, resolved)
-    assert page.stat().st_size < 5_000_000
-    return page
+def browser(tmp_path_factory):
+    """A browser with an empty profile; the test is skipped where there is none."""
+    started = start_browser(tmp_path_factory.mktemp("profile"))
+    yield started
+    started.quit()
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """A real run on digits, by the command line."""
-    path = tmp_path_factory.mktemp("runs") / "small"
-    with pytest.MonkeyPatch.context() as patch:
-        options = ["--scenario", "4,3,3", "--set", "epochs=1", "balanced_epochs=1", "--device", "cpu"]
-        patch.setattr("sys.argv", ["ccfa", "run", "podnet", "--out", str(path), *options])
-        main()
-    return path / "report.html"
+def pages(tmp_path_factory):
+    """Runs of few stages and of 50, comparisons of few methods and of many; awkward names in the large ones."""
+    folder, paths = tmp_path_factory.mktemp("pages"), {}
+    for name, names, epochs in (
+        ("small", [str(label) for label in range(6)], 4),
+        ("large", [*HOSTILE, *(f"class {number}" for number in range(95))], 40),
+    ):
+        resolved = synthetic_resolved(names, side=32 if name == "large" else 8)
+        paths[name] = write_report(synthetic_run(folder / name, resolved, epochs=epochs), resolved)
+    assert paths["large"].stat().st_size < 5_000_000
+    methods = [*HOSTILE, *(f"method-{number}" for number in range(3))]
+    many = [entry(f"runs/{HOSTILE[0]}/{at}", 0.5 + at / 100, method=name) for at, name in enumerate(methods)]
+    for name, runs in {"few": FEW, "many": many}.items():
+        paths[name] = write_comparison(compare_entries(runs), folder / name)
+    return paths
 
 
-@pytest.fixture(params=["small", "large"])
-def page(request) -> Path:
-    return request.getfixturevalue(request.param)
+def charts(browser):
+    return browser.find_elements(By.CSS_SELECTOR, "svg.chart")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1600])
-def test_page_renders_alone_and_fits(browser, page, width, theme):
-    look(browser, page, width, theme)
+def hover(browser, part):
+    for attempt in range(50):  # moving there scrolls the page, which hides hints until it is over
+        ActionChains(browser).move_to_element_with_offset(part, attempt % 2, 0).perform()
+        if tip(browser):
+            return tip(browser).splitlines()
+        time.sleep(0.1)
+    return []
+
+
+@pytest.mark.parametrize(("width", "theme"), [(400, "dark"), (1600, "light")])
+@pytest.mark.parametrize("name", ["small", "large", "few", "many"])
+def test_page_renders_alone_and_fits(browser, pages, name, width, theme):
+    look(browser, pages[name], width, theme)
     assert browser.get_log("browser") == []
-    assert [url for url in requests(browser) if not url.startswith("data:")] == [page.resolve().as_uri()]
+    assert [url for url in requests(browser) if not url.startswith("data:")] == [pages[name].resolve().as_uri()]
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-    assert browser.title.startswith("podnet")
-    widths = [chart.size["width"] for chart in browser.find_elements(By.CSS_SELECTOR, "svg.chart")]
-    assert min(widths) > 300
+    assert browser.title.startswith(("podnet + CCFA on digits", "Comparison: digits"))
+    assert min(chart.size["width"] for chart in charts(browser)) > 300
     image = np.asarray(Image.open(io.BytesIO(screenshot(browser))).convert("L"))
     assert image.shape[1] == width
     paper = np.bincount(image.ravel()).argmax()
@@ -60,32 +76,25 @@ def test_page_renders_alone_and_fits(browser, page, width, theme):
     assert image.std() > 10
 
 
-def test_mouse_shows_values(browser, small):
-    look(browser, small)
-    line, cells = browser.find_elements(By.CSS_SELECTOR, "svg.chart")[:2]
-    table = browser.find_elements(By.CSS_SELECTOR, "details.data")[0]
-    last = [
-        cell.get_attribute("textContent") for cell in table.find_elements(By.CSS_SELECTOR, "tbody tr:last-child > *")
-    ]
-    point = line.find_elements(By.CSS_SELECTOR, ".hit")[-1]
-    ActionChains(browser).move_to_element(point).perform()
-    assert tip(browser).splitlines()[:2] == ["classes seen 10", f"by logits, the method's rule: {last[1]} %"]
-    side = float(cells.get_attribute("data-side")) * cells.size["width"] / 480
-    ActionChains(browser).move_to_element_with_offset(
-        cells, round(44 / 480 * cells.size["width"] + side / 2 - cells.size["width"] / 2), 0
-    ).perform()
-    assert tip(browser).splitlines()[:2] == ["after stage 1", "classes of stage 0"]
+def test_mouse_shows_values(browser, pages):
+    look(browser, pages["few"])
+    last = charts(browser)[0].find_elements(By.CSS_SELECTOR, ".hit")[-1]
+    lines = compare_entries(FEW).lines
+    shown = [f"{line.name}: {line.curve[-1].mean:.2f}" for line in lines]
+    assert hover(browser, last) == ["classes seen 10", *shown]
+    look(browser, pages["small"])
+    assert hover(browser, charts(browser)[1])[:2] == ["after stage 1", "classes of stage 1"]
     ActionChains(browser).move_to_element(browser.find_element(By.TAG_NAME, "h1")).perform()
     assert tip(browser) == ""
 
 
-def test_keyboard_walks_through_points(browser, small):
-    look(browser, small)
-    line, cells = browser.find_elements(By.CSS_SELECTOR, "svg.chart")[:2]
+def test_keyboard_walks_through_points(browser, pages):
+    look(browser, pages["small"])
+    line, cells = charts(browser)[:2]
+    line.send_keys(Keys.ARROW_RIGHT)
+    assert tip(browser).startswith("classes seen 2\n")
     line.send_keys(Keys.ARROW_RIGHT)
     assert tip(browser).startswith("classes seen 4\n")
-    line.send_keys(Keys.ARROW_RIGHT)
-    assert tip(browser).startswith("classes seen 7\n")
     line.send_keys(Keys.ESCAPE)
     assert tip(browser) == ""
     cells.send_keys(Keys.ARROW_DOWN)
@@ -94,10 +103,10 @@ def test_keyboard_walks_through_points(browser, small):
     assert tip(browser).splitlines()[2] == "no value"
 
 
-def test_page_needs_no_script(browser, small):
+def test_page_needs_no_script(browser, pages):
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
-        look(browser, small)
+        look(browser, pages["small"])
         assert browser.find_element(By.CSS_SELECTOR, ".verdict dd").text.endswith("%")
         assert browser.find_elements(By.CSS_SELECTOR, "svg.chart .hit title")
         printed = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
@@ -105,3 +114,16 @@ def test_page_needs_no_script(browser, small):
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
     assert printed.startswith(b"%PDF")
     assert 2 <= printed.count(b"/Type /Page\n") <= 12
+
+
+def test_headings_sort_the_table(browser, pages):
+    look(browser, pages["few"])
+    table = browser.find_element(By.CSS_SELECTOR, ".whole table")
+
+    def averages():
+        rows = table.find_elements(By.CSS_SELECTOR, "tbody tr")
+        return [row.find_elements(By.CSS_SELECTOR, "td")[1].text for row in rows]
+
+    before = averages()
+    table.find_element(By.XPATH, ".//th[.='average']/button").click()
+    assert averages() == sorted(before) != before

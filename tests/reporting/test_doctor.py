@@ -9,23 +9,18 @@ from ccfa.reporting import doctor
 from ccfa.reporting.doctor import PACKAGES, findings
 
 
-@pytest.fixture(autouse=True)
-def no_data(monkeypatch):
+@pytest.fixture
+def found(monkeypatch):
+    """The lines about one thing, on a machine without data."""
     monkeypatch.delenv("CCFA_DATA", raising=False)
+    return lambda name, data_dir=None: [line for line in findings(data_dir) if line.startswith(name)]
 
 
-def found(name, data_dir=None):
-    """The lines about one thing."""
-    return [line for line in findings(data_dir) if line.startswith(name)]
-
-
-def test_versions_are_listed():
+def test_versions_are_listed(found, monkeypatch):
     assert ccfa.__version__ in found("ccfa")[0]
     assert torch.__version__ in found("torch")[0]
     assert all(found(package) for package in (*PACKAGES, "disk"))
 
-
-def test_a_missing_package_has_its_cure(monkeypatch):
     def version(package):
         raise PackageNotFoundError(package)
 
@@ -33,24 +28,20 @@ def test_a_missing_package_has_its_cure(monkeypatch):
     assert "pip install rich" in found("rich")[0]
 
 
-@pytest.mark.parametrize(("cuda", "said"), [(None, "CPU build"), ("12.8", "12.8")])
-def test_a_missing_gpu_has_its_reason(monkeypatch, cuda, said):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    (line,) = found("GPU")
-    assert said in line
-
-
-def test_every_gpu_is_listed(monkeypatch):
+@pytest.mark.parametrize(
+    ("count", "build", "lines"),
+    [(0, None, ["a CPU build"]), (0, "12.8", ["CUDA 12.8"]), (2, "12.8", ["0: a card, 80 GiB", "1: a card, 80 GiB"])],
+)
+def test_gpus_are_listed_or_missing_with_a_reason(found, monkeypatch, count, build, lines):
     gpu = SimpleNamespace(name="a card", total_memory=80 * 2**30)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
-    assert found("GPU") == ["GPU 0: a card, 80 GiB", "GPU 1: a card, 80 GiB"]
+    monkeypatch.setattr(torch.version, "cuda", build)
+    assert all(part in line for part, line in zip(lines, found("GPU"), strict=True))
 
 
-def test_data_are_looked_for(tmp_path, monkeypatch):
+def test_data_are_looked_for(found, tmp_path, monkeypatch):
     assert "--data-dir" in found("cifar100")[0]
     assert str(tmp_path) in found("cifar100", tmp_path)[0]
     monkeypatch.setenv("CCFA_DATA", str(tmp_path))

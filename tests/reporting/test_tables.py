@@ -18,19 +18,8 @@ from ccfa.reporting.terminal import Output
 from ccfa.reporting.values import percent
 
 VALUES = {name: (index + 1) / 10 + 0.00123 for index, name in enumerate(DEFINITIONS)}
-REPORT = Report(
-    name="a [bold] name",
-    config={},
-    num_seen=[1, 2],
-    own="nearest_mean",
-    rules={
-        "logits": Numbers([1.0, 0.5], dict.fromkeys(DEFINITIONS, 0.4321)),
-        "nearest_mean": Numbers([1.0, 0.5], VALUES),
-    },
-    environment={},
-    seconds=12.4,
-    finished=True,
-)
+RULES = {"logits": Numbers([0.5], dict.fromkeys(DEFINITIONS, 0.4321)), "nearest_mean": Numbers([0.5], VALUES)}
+REPORT = Report("a [bold] name", {}, [2], "nearest_mean", RULES, {}, 12.4, finished=True)
 
 
 def shown(*tables, width=400):
@@ -40,34 +29,30 @@ def shown(*tables, width=400):
     return console.file.getvalue()
 
 
-def cells(line):
-    return [cell.strip() for cell in line.strip("│\n ").split("│")]
-
-
 def rows(*tables):
-    return {row[0]: row for row in map(cells, shown(*tables).splitlines())}
+    """The cells of each row, by the first cell."""
+    lines = [[cell.strip() for cell in line.strip("│┃\n ").split("│")] for line in shown(*tables).splitlines()]
+    return {row[0]: row for row in lines}
 
 
 def test_metrics_stand_beside_their_definitions():
-    lines = [cells(line) for line in shown(metrics_table(REPORT)).splitlines() if line.startswith("│")]
-    assert lines == [
-        [name.replace("_", " "), percent(VALUES[name]), "43.21", definition] for name, definition in DEFINITIONS.items()
-    ]
-    assert REPORT.name in shown(metrics_table(REPORT))
-    (heading,) = [line for line in shown(metrics_table(REPORT)).splitlines() if "by logits" in line]
-    assert heading.index("nearest mean (own rule)") < heading.index("by logits")
+    found = rows(metrics_table(REPORT))
+    for name, definition in DEFINITIONS.items():
+        plain = name.replace("_", " ")
+        assert found[plain] == [plain, percent(VALUES[name]), "43.21", definition]
+    text = shown(metrics_table(REPORT))
+    assert REPORT.name in text
+    assert text.index("nearest mean (own rule)") < text.index("by logits")
 
 
-def test_a_metric_that_lacks_is_a_dash():
-    older = {name: value for name, value in VALUES.items() if name != "forgetting_inclearn"}
-    found = rows(metrics_table(replace(REPORT, own="logits", rules={"logits": Numbers([0.5], older)})))
-    assert found["forgetting inclearn"][1] == "-"
-
-
-def test_numbers_stay_whole_on_narrow_terminals():
+def test_narrow_terminals_and_missing_metrics():
     text = shown(metrics_table(REPORT), width=80)
     assert all(percent(value) in text for value in VALUES.values())
     assert max(map(len, text.splitlines())) <= 80
+    assert (
+        rows(metrics_table(replace(REPORT, own="logits", rules={"logits": Numbers([0.5], {})})))["last accuracy"][1]
+        == "-"
+    )
 
 
 def test_methods_are_listed_with_their_memory():
@@ -88,15 +73,15 @@ def test_methods_are_listed_with_their_memory():
         ("tables", TABLES),
     ],
 )
-def test_what_there_is_to_choose_from(what, names):
+def test_catalogues_are_complete(what, names):
     found = rows(*catalogue(what))
     assert all(found[name][1] for name in names)
 
 
 def test_options_have_type_and_default():
-    tables = dict(zip([*METHODS, "ccfa", *MIXES], catalogue("options"), strict=True))
-    for (name, table), function in zip(tables.items(), [*METHODS.values(), CCFA, *MIXES.values()], strict=True):
-        assert table.title == name
-        assert set(schema(function)) <= set(rows(table))
+    functions = {**METHODS, "ccfa": CCFA, **MIXES}
+    tables = {table.title: table for table in catalogue("options")}
+    assert tables.keys() == functions.keys()
+    for name, function in functions.items():
+        assert set(schema(function)) <= set(rows(tables[name]))
     assert rows(tables["podnet"])["epochs"] == ["epochs", "int", "160"]
-    assert rows(tables["replay"])["lr"] == ["lr", "float", "0.1"]

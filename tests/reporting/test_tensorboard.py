@@ -1,23 +1,16 @@
 """Event files for TensorBoard: the numbers of the run directory, each once."""
 
-import json
-import time
 from contextlib import suppress
 from importlib.util import find_spec
 
 import pytest
-import torch
 
 from ccfa.data import Stage
-from ccfa.errors import UsageError
-from ccfa.experiments import Experiment, Run, resolve
+from ccfa.experiments import Run
 from ccfa.learning import Progress
 from ccfa.reporting import tensorboard
-from ccfa.reporting.tensorboard import TensorBoard, require_tensorboard
+from ccfa.reporting.tensorboard import TensorBoard
 from toy_runs import Silent, toy_run
-
-RESOLVED = resolve(Experiment("podnet", scenario="4,3,3", options={"epochs": "2", "balanced_epochs": "1"}))
-CPU = torch.device("cpu")
 
 needs_tensorboard = pytest.mark.skipif(
     find_spec("tensorboard") is None, reason="the extra tensorboard is not installed"
@@ -25,7 +18,7 @@ needs_tensorboard = pytest.mark.skipif(
 
 
 class HaltError(Exception):
-    """What stops a run in these tests."""
+    """Stops a run in these tests."""
 
 
 class Halting(Silent):
@@ -51,58 +44,45 @@ def scalars(folder):
     return {tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in tags}
 
 
-def trained(path, *limits):
-    """A run that was stopped after each number of batches, and continued."""
-    directory = Run(path)
-    for limit in (*limits, 10**9):
-        time.sleep(1.1 * bool(limits))  # event files are ordered by the second in their names
+@needs_tensorboard
+@pytest.mark.parametrize("limits", [(), (4, 11)])
+def test_numbers_are_those_of_the_run_and_once(tmp_path, limits, monkeypatch):
+    """The second run is stopped twice and continued."""
+    path = tmp_path / "run"
+    for number, limit in enumerate((*limits, 10**9)):
+        monkeypatch.setattr("time.time", lambda number=number: 1.8e9 + number)  # it orders the event files
         with suppress(HaltError):
-            board = TensorBoard(directory.path, Halting(limit))
-            report = toy_run(directory.path, RESOLVED, board, checkpoint_minutes=0)
-    return report
-
-
-@needs_tensorboard
-def test_numbers_are_those_of_the_run(tmp_path):
-    report = trained(tmp_path / "run")
-    shown = scalars(tmp_path / "run" / "tensorboard" / "epochs")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    for phase, at in {"main": [1, 2, 3, 4, 6, 7], "balanced": [5, 8]}.items():
-        records = [line for line in lines if line["phase"] == phase]
+            report = toy_run(path, audience=TensorBoard(path, Halting(limit)), checkpoint_minutes=0)
+    assert len(list((path / "tensorboard" / "epochs").iterdir())) == len(limits) + 1
+    shown, lines = scalars(path / "tensorboard" / "epochs"), Run(path).read_epochs()
+    for phase in {line["phase"] for line in lines}:
         for name in ("loss", "classification", "lr"):
-            expected = [(step, pytest.approx(line[name])) for step, line in zip(at, records, strict=True)]
-            assert shown[f"{phase}/{name}"] == expected
-    stages = scalars(tmp_path / "run" / "tensorboard" / "stages")
-    assert stages["stage/accuracy"] == list(zip([4, 7, 10], map(pytest.approx, report.overall), strict=True))
-    assert [step for step, _ in stages["stage/old_accuracy"]] == [7, 10], "there is nothing old in the first stage"
+            records = [(step, line) for step, line in enumerate(lines, start=1) if line["phase"] == phase]
+            assert shown[f"{phase}/{name}"] == [(step, pytest.approx(line[name])) for step, line in records]
+    stages = scalars(path / "tensorboard" / "stages")
+    assert stages["stage/accuracy"] == list(zip(report.num_seen, map(pytest.approx, report.overall), strict=True))
+    assert [step for step, _ in stages["stage/old_accuracy"]] == report.num_seen[1:], (
+        "nothing is old in the first stage"
+    )
 
 
 @needs_tensorboard
-def test_a_continued_run_tells_everything_once(tmp_path):
-    trained(tmp_path / "whole")
-    trained(tmp_path / "run", 7, 40)
-    for kind in ("epochs", "stages"):
-        whole, found = (scalars(tmp_path / name / "tensorboard" / kind) for name in ("whole", "run"))
-        assert {tag: [step for step, _ in values] for tag, values in found.items()} == {
-            tag: [step for step, _ in values] for tag, values in whole.items()
-        }
-        timed = [tag for tag in whole if tag.endswith(("images_per_second", "seconds"))]
-        assert {tag: found[tag] for tag in whole if tag not in timed} == {
-            tag: whole[tag] for tag in whole if tag not in timed
-        }
-
-
-@needs_tensorboard
-def test_a_killed_run_has_told_everything(tmp_path):
-    board = TensorBoard(tmp_path, Silent())
-    board.on_batch(Progress(Stage(0, 0, 4), "main", 0, 1, 0, 1, 1), {})
+def test_killed_run_has_written_everything(tmp_path):
+    board, progress = TensorBoard(tmp_path, Silent()), Progress(Stage(0, 0, 4), "main", 0, 2, 2, 3, 10)
+    board.on_batch(progress, {})
     assert list(tmp_path.iterdir()) == [], "no file before there is a number"
+    board.on_epoch(progress, {"loss": 9.0}, 0.1, 1.0)  # the disk took no line of the log
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    board.on_epoch(Progress(Stage(0, 0, 4), "main", 0, 2, 2, 3, 10), {"loss": 10.0}, 0.1, 1.0)
-    assert scalars(tmp_path / "tensorboard" / "epochs")["main/loss"] == [(1, 10.0)], "without being closed"
+    board.on_epoch(progress, {"loss": 10.0}, 0.1, 1.0)
+    board.on_epoch(progress, {"loss": 11.0}, 0.1, 1.0)
+    shown = scalars(tmp_path / "tensorboard" / "epochs")["main/loss"]
+    assert shown == [(0, 9.0), (1, 10.0), (2, 11.0)], "without being closed"
 
 
-def test_a_missing_package_is_named(monkeypatch):
+def test_missing_package_is_named_before_anything_is_done(call, tmp_path, monkeypatch):
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="pip install"):
-        require_tensorboard()
+    for verb in (["run", "podnet"], ["sweep", "podnet"], ["resume", "run"]):
+        code, _, err = call(*verb, "--tensorboard")
+        assert code == 2
+        assert "ccfa[tensorboard]" in err
+    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from ccfa.evaluation.projection import perplexity_for, tsne
 from ccfa.evaluation.similarity import Estimator, aligned, centred, gram
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.differences import differences, two_columns
-from ccfa.experiments.experiment import Resolved, experiment_of, resolve
+from ccfa.experiments.experiment import Resolved, resolve
 from ccfa.experiments.run_directory import Run
 from ccfa.learning import Learner
 from ccfa.learning.learner import EVALUATION_BATCH, joined
@@ -26,48 +26,31 @@ NUM_CLASSES = 10  # of a plane
 NUM_FEATURES = 1000
 NUM_IMAGES = 5000  # of CKA
 KINDS = ("memory", "augmented", "training")
-_SAME_DATA = ("class_names", "class_order", "stage_sizes", "num_training_images", "num_test_images", "fingerprints")
 
 
-def reopen(directory: Run, data_dir: Path | None = None) -> Resolved:
+def reopen(run: Run, data_dir: Path | None = None) -> Resolved:
     """Load the data and build the method of a run again; refuse data other than the run's."""
-    config = directory.read_json("config.json")
-    resolved = resolve(experiment_of(config), data_dir)
-    stored, now = config.get("resolved"), resolved.config["resolved"]
-    if not isinstance(stored, dict):
-        raise ModelError(f"{directory.path / 'config.json'} has no object 'resolved'; it is damaged.")
-    if found := differences(*({name: part.get(name) for name in _SAME_DATA} for part in (stored, now))):
+    resolved = resolve(run.experiment, data_dir)
+    stored, now = ({**config["resolved"], "method": None} for config in (run.config, resolved.config))
+    if changed := differences(stored, now):
         raise ModelError(
-            f"{directory.path} was run on other data than those found now. Name the data of the run with --data-dir, "
-            f"or put them back where they were.\n{two_columns(found)}"
+            f"{run.path} was run on other data than those here now. Name the data of the run with --data-dir, "
+            f"or put them back where they were.\n{two_columns(changed)}"
         )
     return resolved
 
 
-def learner_after(stage: Stage, directory: Run, resolved: Resolved, device: torch.device) -> Learner:
+def learner_after(stage: Stage, run: Run, resolved: Resolved, device: torch.device) -> Learner:
     """Return a learner with the network that the run had after a stage, and nothing else of its state."""
-    asked = resolved.experiment
-    learner = Learner(resolved.method, resolved.train, seed=asked.seed, batch_seed=asked.batch_seed, device=device)
-    weights = directory.network_weights(stage.index)
-    network = network_of(resolved.method, resolved.train.shape[0], stage.index, weights)
+    given = resolved.experiment
+    learner = Learner(resolved.method, resolved.train, seed=given.seed, batch_seed=given.batch_seed, device=device)
+    network = network_of(resolved.method, resolved.train.shape[0], stage.index, run.network_weights(stage.index))
     learner.stage, learner.network = stage, learner.acceleration.place(network, learner.device)
     return learner
 
 
-def exemplars_after(directory: Run, learner: Learner) -> list[Tensor]:
-    """Return the rows kept of each class after the learner's stage."""
-    index, kept = learner.stage.index, directory.read_exemplars(learner.stage.index)
-    num_classes = learner.stage.num_seen if learner.memory.quota(learner.stage.num_seen) else 0
-    if len(kept) != num_classes or not all(0 <= row < len(learner.train) for rows in kept for row in rows):
-        raise ModelError(
-            f"The exemplars of stage {index} in {directory.path} do not fit: expected rows of the {len(learner.train)} "
-            f"training images for each of {num_classes} classes. The file is damaged; run it again."
-        )
-    return [torch.tensor(rows, dtype=torch.int64, device=learner.device) for rows in kept]
-
-
 def map_similarities(
-    directory: Run,
+    run: Run,
     data_dir: Path | None = None,
     device: torch.device | None = None,
     num_images: int = NUM_IMAGES,
@@ -79,17 +62,17 @@ def map_similarities(
     The images are the test images of the first stage's classes: all of them or, where there are more, `num_images` at
     random. Returns one list per later stage, with one value per level, and the number of images.
     """
-    resolved, device = reopen(directory, data_dir), device or torch.device("cpu")
+    resolved, device = reopen(run, data_dir), device or torch.device("cpu")
     first, *later = resolved.stages
     if not later:
-        raise UsageError(f"{directory.path} has a single stage: there is no later network to compare the first with.")
+        raise UsageError(f"{run.path} has a single stage: there is no later network to compare the first with.")
     rows = resolved.test.rows(0, first.num_seen)
     rows = torch.from_numpy(RandomState(seed).permutation(rows.numpy())[:num_images]).sort().values
     images = resolved.test.images[rows].to(device)
 
     @torch.no_grad()
     def grams(stage: Stage) -> list[Tensor]:
-        network = learner_after(stage, directory, resolved, device).network.eval()
+        network = learner_after(stage, run, resolved, device).network.eval()
         transform = resolved.method.transforms.test
         batches = [network.backbone(transform(batch)).maps for batch in images.split(EVALUATION_BATCH)]
         return [centred(gram(torch.cat(maps)), estimator) for maps in zip(*batches, strict=True)]
@@ -119,7 +102,7 @@ class _Labelled(NamedTuple):
 
 
 def feature_plane(
-    directory: Run,
+    run: Run,
     data_dir: Path | None = None,
     device: torch.device | None = None,
     num_features: int = NUM_FEATURES,
@@ -133,20 +116,18 @@ def feature_plane(
     of the classes. CCFA has the run's options or, for a run without it, the data set's. All features are in the space
     of the head and of images without random transforms.
     """
-    resolved = reopen(directory, data_dir)
+    resolved = reopen(run, data_dir)
     method = experiment_method(replace(resolved.experiment, ccfa=True))
     ccfa = next(part for part in method.feature_augmentations if isinstance(part, CCFA))
     first, *later = resolved.stages
     if not later:
-        raise UsageError(
-            f"{directory.path} has a single stage: there is no next one whose images CCFA could start from."
-        )
+        raise UsageError(f"{run.path} has a single stage: there is no next one whose images CCFA could start from.")
     if not method.memory.quota(first.num_seen):
-        raise UsageError(f"{directory.path}: {method.name} keeps no exemplars, so it has no memory features.")
+        raise UsageError(f"{run.path}: {method.name} keeps no exemplars, so it has no memory features.")
     if not ccfa.count:
-        raise UsageError(f"{directory.path}: {ccfa} makes no features, so there are none to show.")
-    learner = learner_after(first, directory, resolved._replace(method=method), device or torch.device("cpu"))
-    exemplars = exemplars_after(directory, learner)
+        raise UsageError(f"{run.path}: {ccfa} makes no features, so there are none to show.")
+    learner = learner_after(first, run, resolved._replace(method=method), device or torch.device("cpu"))
+    exemplars = [torch.tensor(rows, dtype=torch.int64, device=learner.device) for rows in run.read_exemplars(0)]
 
     random = RandomState(seed)
     classes = sorted(random.permutation(first.num_seen)[:NUM_CLASSES].tolist())

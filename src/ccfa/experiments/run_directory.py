@@ -9,6 +9,7 @@
     checkpoints/                                 what `ccfa resume` continues from; the last two are kept
 """
 
+import csv
 import errno
 import hashlib
 import json
@@ -303,6 +304,18 @@ class Run:
         stored = read_json(self._exemplars(stage))
         with damage_named(self._exemplars(stage)):
             return [[int(row) for row in rows] for rows in stored["rows"]]
+
+    def read_rows(self, name: str) -> list[dict[str, str]]:
+        """Return the rows of a CSV file, such as stages.csv."""
+        return list(csv.DictReader(read_file(self.path / name).decode().splitlines()))
+
+    def read_epochs(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl; a line that is cut off, because the run was killed, is left out."""
+        records = []
+        for line in read_file(self.path / "metrics.jsonl").decode(errors="replace").splitlines():
+            with suppress(ValueError):
+                records.append(json.loads(line))
+        return records
 
     def _exemplars(self, stage: int) -> Path:
         return self.path / "exemplars" / f"stage-{stage:03d}.json"

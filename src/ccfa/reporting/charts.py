@@ -6,13 +6,15 @@ a heat map carries its values as attributes. The page's script shows both, and w
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
+
+from ccfa.reporting.values import number
 
 WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 42  # margins
@@ -36,36 +38,23 @@ class Figure(NamedTuple):
     table: Table | None = None
 
 
-class Series(NamedTuple):
-    """One line: y at each x, NaN where there is none, with an optional band."""
+class Curve(NamedTuple):
+    """One line of a chart: a value at each place, NaN where there is none, with an optional band."""
 
     name: str
-    x: Sequence[float]
     y: Sequence[float]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
     colour: int | None = None  # by default the position in the chart
     dashed: bool = False
 
 
-def number(value: float, unit: str = "", decimals: int = 1) -> str:
-    """Format a value for people; a dash where there is none.
-
-    >>> number(1234.56), number(float("nan")), number(12.3456, " %", 2)
-    ('1,234.6', '-', '12.35 %')
-    """
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:.3g}{unit}" if abs(value) >= 1e12 else f"{value:,.{decimals}f}{unit}"
-
-
-def percent(value: float, decimals: int = 1) -> str:
-    """Format a fraction as a percentage; a dash where there is none."""
-    return number(100 * value, decimals=decimals)
-
-
 def ticks(values: Sequence[float], at_most: int = 6) -> list[float]:
-    """Choose round numbers that cover the values."""
+    """Choose round numbers that cover the values.
+
+    >>> ticks([3.0, 97.0])
+    [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
+    """
     low, high = min(values), max(values)
     if high - low < 1e-9 * max(1.0, abs(low)):
         margin = 0.1 * (abs(low) if abs(low) > 1e-6 else 1.0)
@@ -74,108 +63,94 @@ def ticks(values: Sequence[float], at_most: int = 6) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10, 20) if factor * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(place * step, 10) for place in range(first, last + 1)]
+    return [float(f"{place * step:.10g}") for place in range(first, last + 1)]
 
 
-def line_chart(
-    series: Sequence[Series],
-    label: str,
-    x_label: str,
-    y_label: str,
-    unit: str = "",
-    decimals: int = 1,
-    marks: Sequence[float] = (),
-    from_zero: bool = False,
-) -> Markup:
-    """Draw lines over a common x with a legend.
-
-    `label` says in words what they show. `unit` and `decimals` are of the values in hints. `marks` are places of
-    vertical hairlines. With `from_zero` the y axis includes 0.
-    """
-    values = [value for one in series for part in (one.y, one.low, one.high) for value in part or () if _known(value)]
-    places = sorted({float(x) for one in series for x in one.x if _known(x)})
-    if not places or not values:
-        return Markup("")
-    y_ticks = ticks(values + ([0.0] if from_zero else []))
-    margin = 1 if len(places) == 1 else 0
-    axes = _Axes(places[0] - margin, places[-1] + margin, y_ticks[0], y_ticks[-1])
-    whole = all(place.is_integer() for place in places)
-    x_ticks = [x for x in ticks(places, 7) if axes.x_low <= x <= axes.x_high and (x.is_integer() or not whole)]
-    parts = [axes.frame(x_ticks, y_ticks, x_label, y_label)]
-    parts += [_line("mark", axes.x(x), axes.x(x), TOP, HEIGHT - BOTTOM) for x in marks]
-    styles = [f"c{(place if one.colour is None else one.colour) % NUM_COLOURS}" for place, one in enumerate(series)]
-    parts += [_band(one, axes, style) for one, style in zip(series, styles, strict=True)]
-    parts += [_curve(one, axes, style) for one, style in zip(series, styles, strict=True)]
-    pixels = [axes.x(place) for place in places]
-    edges = [LEFT, *((a + b) / 2 for a, b in pairwise(pixels)), WIDTH - RIGHT]
-    values_at = [dict(zip(one.x, one.y, strict=True)) for one in series]
-    for place, pixel, left, right in zip(places, pixels, edges[:-1], edges[1:], strict=True):
-        told = [(one.name, values[place]) for one, values in zip(series, values_at, strict=True) if place in values]
-        tip = [f"{name}: {number(value, unit, decimals)}" for name, value in told if math.isfinite(value)]
-        guide = _line("guide", pixel, pixel, TOP, HEIGHT - BOTTOM)
-        parts.append(_hit(left, right, guide, [f"{x_label} {place:g}", *tip]))
-    names = [(one.name, f"{style} dashed" if one.dashed else style) for one, style in zip(series, styles, strict=True)]
-    return _legend(names) + _svg(parts, label)
-
-
-def lines_figure(
+def line_figure(
     title: str,
     meaning: str,
     x_label: str,
-    x: Sequence[float],
-    curves: Mapping[str, Sequence[float]],
+    x: Sequence[int],
+    curves: Sequence[Curve],
     y_label: str = "percent",
     unit: str = " %",
     decimals: int = 1,
-    marks: Sequence[float] = (),
+    marks: Sequence[int] = (),
     from_zero: bool = False,
-    main: str | None = None,
 ) -> Figure:
-    """Draw named curves over a common x, with the same numbers as a table; all but `main`, if given, are dashed."""
-    series = [
-        Series(name, x, values, dashed=main not in (None, name), colour=None if main in (None, name) else 6)
-        for name, values in curves.items()
+    """Draw curves over common, ascending places, with a legend and the same numbers as a table.
+
+    `unit` and `decimals` are of the values in hints and in the table. `marks` are places of vertical hairlines. With
+    `from_zero` the y axis includes 0.
+    """
+    known = [value for one in curves for part in (one.y, one.low, one.high) for value in part if math.isfinite(value)]
+    if not known:
+        return Figure(title, meaning)
+    y_ticks = ticks([*known, 0.0] if from_zero else known)
+    margin = 1 if len(x) == 1 else 0
+    across = _scale(x[0] - margin, x[-1] + margin, LEFT, WIDTH - RIGHT)
+    up = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
+    parts = [
+        _line("grid", LEFT, WIDTH - RIGHT, up(tick), up(tick)) + _text(LEFT - 8, up(tick) + 4, _tick_label(tick), "end")
+        for tick in y_ticks
     ]
-    ends = [f"{name} from {number(y[0], unit)} to {number(y[-1], unit)}" for name, y in curves.items() if len(y)]
+    parts += [
+        _text(across(tick), HEIGHT - BOTTOM + 16, _tick_label(tick), "middle")
+        for tick in ticks(x, 7)
+        if x[0] - margin <= tick <= x[-1] + margin and tick.is_integer()
+    ]
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, "middle", "axis"))
+    parts.append(_turned_text((TOP + HEIGHT - BOTTOM) / 2, y_label))
+    parts += [_line("mark", across(place), across(place), TOP, HEIGHT - BOTTOM) for place in marks]
+    places = [across(place) for place in x]
+    styles = [
+        f"c{(at if one.colour is None else one.colour) % NUM_COLOURS}{' dashed' if one.dashed else ''}"
+        for at, one in enumerate(curves)
+    ]
+    for one, style in zip(curves, styles, strict=True):
+        edge = [*zip(places, one.high, strict=False), *reversed([*zip(places, one.low, strict=False)])]
+        points = " ".join(f"{place:.1f},{up(value):.1f}" for place, value in edge if math.isfinite(value))
+        parts.append(f'<polygon class="band {style}" points="{points}"/>' if points else "")
+    parts += [_drawn(places, one.y, up, style) for one, style in zip(curves, styles, strict=True)]
+    edges = [LEFT, *((a + b) / 2 for a, b in pairwise(places)), WIDTH - RIGHT]
+    for at, place in enumerate(x):
+        values = [(one.name, number(one.y[at], unit, decimals)) for one in curves if math.isfinite(one.y[at])]
+        area = _rect("area", edges[at], TOP, edges[at + 1] - edges[at], HEIGHT - TOP - BOTTOM)
+        guide = _line("guide", places[at], places[at], TOP, HEIGHT - BOTTOM)
+        parts.append(
+            _hit(area + guide, "\n".join([f"{x_label} {place}", *(f"{name}: {text}" for name, text in values)]))
+        )
+    ends = [f"{one.name} from {number(one.y[0], unit)} to {number(one.y[-1], unit)}" for one in curves]
     label = f"{title} over {len(x)} points: {'; '.join(ends)}."
-    chart = line_chart(series, label, x_label, y_label, unit, decimals, marks, from_zero)
-    rows = [
-        [f"{place:g}", *(number(values[at], decimals=decimals) for values in curves.values())]
-        for at, place in enumerate(x)
-    ]
-    return Figure(title, meaning, chart, ([x_label, *curves], rows))
+    rows = [[str(place), *(number(one.y[at], decimals=decimals) for one in curves)] for at, place in enumerate(x)]
+    legend = _legend([(one.name, style) for one, style in zip(curves, styles, strict=True)])
+    return Figure(title, meaning, legend + _svg(parts, label), ([x_label, *(one.name for one in curves)], rows))
 
 
 def bar_chart(
-    bars: Sequence[tuple[str, float, float]],
-    label: str,
-    unit: str = "",
-    decimals: int = 1,
-    colours: Sequence[int] = (),
+    bars: Sequence[tuple[str, float, float]], label: str, decimals: int = 1, colours: Sequence[int] = ()
 ) -> Markup:
     """Draw horizontal bars: name, value, and the spread as a whisker (NaN for none)."""
-    if not bars:
-        return Markup("")
-    reach = [value + sign * _or_zero(spread) for _, value, spread in bars for sign in (-1, 1) if _known(value)]
+    reach = [value + sign * np.nan_to_num(spread) for _, value, spread in bars for sign in (-1, 1)]
     x_ticks = ticks([0.0, *reach])
     row, top = 34, 6
     bottom = top + row * len(bars)
-    axes = _Axes(x_ticks[0], x_ticks[-1], 0, 1)
+    across = _scale(x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT)
     parts = [
-        _line("grid", axes.x(tick), axes.x(tick), top, bottom) + _text(axes.x(tick), bottom + 18, f"{tick:g}", "middle")
+        _line("grid", across(tick), across(tick), top, bottom) + _text(across(tick), bottom + 18, f"{tick:g}", "middle")
         for tick in x_ticks
     ]
     for place, (name, value, spread) in enumerate(bars):
-        y, colour = top + row * place, (colours[place] if colours else 0) % NUM_COLOURS
-        left, right = sorted((axes.x(0), axes.x(_or_zero(value))))
+        y, colour = top + row * place, colours[place] if colours else 0
+        left, right = sorted((across(0), across(value)))
         drawn = _rect(f"fill c{colour}", left, y + 18, right - left, 10)
-        shown = number(value, unit, decimals)
-        if _known(spread) and _known(value):
-            drawn += _line("whisker", axes.x(value - spread), axes.x(value + spread), y + 23, y + 23)
+        shown = number(value, decimals=decimals)
+        if not math.isnan(spread):
+            drawn += _line("whisker", across(value - spread), across(value + spread), y + 23, y + 23)
             shown += f" ± {spread:.{decimals}f}"
         drawn += _text(LEFT, y + 13, name, "start", "name") + _text(WIDTH - RIGHT, y + 13, shown, "end", "name")
-        parts.append(f'<g class="hit">{drawn}<title>{escape(name)}: {escape(shown)}</title></g>')
-    return _svg(parts, label, bottom + 26)
+        parts.append(_hit(drawn, f"{name}: {shown}"))
+    return _svg(parts, label, bottom + 26) if bars else Markup("")
 
 
 def heat_map(
@@ -191,9 +166,9 @@ def heat_map(
 
     Rows and columns have the same names. `label` says in words what is shown, `row_label` and `column_label` what a row
     and a column are. A line is drawn before each row and column of `lines`. With `faint` the shade grows with the
-    square root, so that small values show, and zeros bear no number.
+    square root, so that small values show, and zeros have no number.
     """
-    if not percents.size or np.isnan(percents).all():
+    if not percents.size:
         return Markup("")
     num, left, top = len(percents), 44, 8
     shades = np.clip(percents / 100, 0, 1) ** (0.5 if faint else 1.0)
@@ -249,65 +224,22 @@ def _cells(shades: NDArray[np.float64]) -> str:
     )
 
 
-class _Axes(NamedTuple):
-    x_low: float
-    x_high: float
-    y_low: float
-    y_high: float
-
-    def x(self, value: float) -> float:
-        """Pixels from the left."""
-        return LEFT + (WIDTH - LEFT - RIGHT) * (value - self.x_low) / ((self.x_high - self.x_low) or 1.0)
-
-    def y(self, value: float) -> float:
-        """Pixels from the top."""
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - self.y_low) / ((self.y_high - self.y_low) or 1.0)
-
-    def frame(self, x_ticks: Iterable[float], y_ticks: Iterable[float], x_label: str, y_label: str) -> str:
-        """Hairlines, tick labels and the names of both axes."""
-        parts = [
-            _line("grid", LEFT, WIDTH - RIGHT, self.y(tick), self.y(tick))
-            + _text(LEFT - 8, self.y(tick) + 4, _tick_label(tick), "end")
-            for tick in y_ticks
-        ]
-        parts += [_text(self.x(tick), HEIGHT - BOTTOM + 16, _tick_label(tick), "middle") for tick in x_ticks]
-        parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, "middle", "axis"))
-        return "".join(parts) + _turned_text((TOP + HEIGHT - BOTTOM) / 2, y_label)
+def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    """Return the function from a value between low and high to its pixel between start and end."""
+    return lambda value: start + (end - start) * (value - low) / ((high - low) or 1.0)
 
 
-def _curve(one: Series, axes: _Axes, style: str) -> str:
-    """The line, broken where a value is missing, and a dot at each point unless there are very many."""
-    style += " dashed" if one.dashed else ""
-    points = list(zip(one.x, one.y, strict=True))
-    pieces = [
-        [(axes.x(x), axes.y(y)) for x, y in piece] for known, piece in groupby(points, lambda p: _known(p[1])) if known
-    ]
+def _drawn(places: Sequence[float], values: Sequence[float], up: Callable[[float], float], style: str) -> str:
+    """Draw a line, broken where a value is missing, and a dot at each point unless there are very many."""
+    points = zip(places, values, strict=True)
+    pieces = [list(piece) for known, piece in groupby(points, lambda point: math.isfinite(point[1])) if known]
     drawn = "".join(
-        f'<polyline class="line {style}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in piece)}"/>'
+        f'<polyline class="line {style}" points="{" ".join(f"{x:.1f},{up(y):.1f}" for x, y in piece)}"/>'
         for piece in pieces
         if len(piece) > 1
     )
-    dots = [point for piece in pieces for point in piece]
-    if len(dots) <= MAX_DOTS:
-        drawn += "".join(f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in dots)
-    return drawn
-
-
-def _band(one: Series, axes: _Axes, style: str) -> str:
-    if one.low is None or one.high is None:
-        return ""
-    rows = [row for row in zip(one.x, one.low, one.high, strict=True) if all(map(_known, row))]
-    edge = [(x, high) for x, _, high in rows] + [(x, low) for x, low, _ in reversed(rows)]
-    path = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in edge)
-    return f'<polygon class="band {style}" points="{path}"/>'
-
-
-def _known(value: float) -> bool:
-    return abs(value) < 1e100  # beyond that there is no arithmetic left for an axis
-
-
-def _or_zero(value: float) -> float:
-    return value if _known(value) else 0.0
+    dots = [f'<circle class="dot {style}" cx="{x:.1f}" cy="{up(y):.1f}" r="2.5"/>' for part in pieces for x, y in part]
+    return drawn + "".join(dots if len(dots) <= MAX_DOTS else [])
 
 
 def _tick_label(value: float) -> str:
@@ -315,7 +247,6 @@ def _tick_label(value: float) -> str:
 
 
 def _legend(names: Sequence[tuple[str, str]]) -> Markup:
-    """Names with their CSS classes; a single one needs no legend."""
     items = [Markup('<li><i class="swatch {}"></i>{}</li>').format(style, name) for name, style in names]
     return Markup('<ul class="legend">{}</ul>').format(Markup("").join(items)) if len(items) > 1 else Markup("")
 
@@ -327,10 +258,8 @@ def _svg(parts: Sequence[str], label: str, height: int = HEIGHT, attributes: str
     )
 
 
-def _hit(left: float, right: float, drawn: str, tip: Sequence[str]) -> str:
-    """A part that reacts to the mouse over its full height; `tip` is what it says."""
-    area = _rect("area", left, TOP, right - left, HEIGHT - TOP - BOTTOM)
-    return f'<g class="hit">{area}{drawn}<title>{escape(chr(10).join(tip))}</title></g>'
+def _hit(drawn: str, tip: str) -> str:
+    return f'<g class="hit">{drawn}<title>{escape(tip)}</title></g>'
 
 
 def _line(kind: str, x1: float, x2: float, y1: float, y2: float) -> str:
@@ -346,6 +275,5 @@ def _text(x: float, y: float, content: str, anchor: str, kind: str = "tick") -> 
 
 
 def _turned_text(y: float, content: str) -> str:
-    """The name of the y axis."""
     place = f'transform="translate(12 {y:.0f}) rotate(-90)"'
     return f'<text class="axis" {place} text-anchor="middle">{escape(content)}</text>'

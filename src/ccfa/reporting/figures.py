@@ -1,4 +1,4 @@
-"""`ccfa figure`: the paper's figures 3 and 4 and its supplement's curves from runs, as PNG, PDF, CSV and a caption."""
+"""`ccfa figure`: the paper's figures 3 and 4 and the curves of its supplement, as PNG, PDF, CSV and a caption."""
 
 import io
 from collections.abc import Callable, Iterable, Sequence
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ccfa.errors import ModelError, ResourceError, UsageError
+from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation.similarity import Estimator
 from ccfa.experiments import Run
 from ccfa.experiments.analyses import KINDS, NUM_FEATURES, NUM_IMAGES, feature_plane, map_similarities
-from ccfa.files import write_atomically, write_table
-from ccfa.reporting.comparison import Comparison, Entry, common_folder, compare, gather, hashed, setting
+from ccfa.files import make_folder, write_atomically, write_table
+from ccfa.reporting.comparison import Comparison, Entry, common_folder, compare_entries, gather, grouped, setting
 from ccfa.reporting.values import Value
 
 try:
@@ -33,9 +33,7 @@ MOST_TICKS = 6
 FEW_CURVES = 4
 # Okabe & Ito's colours for lines; Tol's "muted" and black for classes. Shapes repeat what colours say.
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-CLASS_COLOURS = (
-    *("#332288", "#CC6677", "#117733", "#88CCEE", "#882255", "#DDCC77", "#44AA99", "#AA4499", "#999933", "#000000"),
-)
+CLASS_COLOURS = "#332288 #CC6677 #117733 #88CCEE #882255 #DDCC77 #44AA99 #AA4499 #999933 #000000".split()  # noqa: SIM905
 MARKERS = "osD^vPX<>p"
 STYLE: Any = {  # matplotlib types its keys one by one
     "font.size": 8,
@@ -62,6 +60,7 @@ STYLE: Any = {  # matplotlib types its keys one by one
     "text.parse_math": False,  # a $ in a class name is a dollar
 }
 Row = dict[str, Any]
+Drawn = tuple[Figure, list[Row], str, Sequence[str]]  # with the rows of its table, its caption, and notes
 TITLES = dict(zip(KINDS, ("Memory features", "Augmented features", "Train-data features"), strict=True))
 BANDS = " Lines are means over class orders and seeds, bands one sample standard deviation to either side."
 ESTIMATORS = {
@@ -88,15 +87,6 @@ class FigureFiles(NamedTuple):
     notes: list[str]
 
 
-class Drawn(NamedTuple):
-    """A figure before it is written: the drawing, its numbers as rows of a table, its caption, notes."""
-
-    figure: Figure
-    rows: list[Row]
-    caption: str
-    notes: Sequence[str] = ()
-
-
 def write_figure(
     kind: str, runs: Sequence[Path], out: Path | None = None, options: FigureOptions | None = None
 ) -> FigureFiles:
@@ -104,9 +94,22 @@ def write_figure(
 
     Args:
         kind: "tsne", "cka" or "accuracy".
-        runs: Run directories.
+        runs: Run directories; "accuracy" takes report files, too.
         out: The folder to write to; by default `figures` in the run or, for several runs, beside them.
-        options: Where the data are, and what is drawn at random.
+        options: Where the data are, the device, the number of images and the seed.
+
+    Returns:
+        The paths of the four files, the caption, and notes on runs that were left out.
+
+    Raises:
+        UsageError: if the figure cannot be drawn of these runs.
+        ModelError: if a run is unfinished or damaged.
+
+    >>> import tempfile
+    >>> reports = sorted(Path("results/cifar100-B50-inc10").glob("*.json"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     [path.name for path in write_figure("accuracy", reports, Path(folder)).paths]
+    ['accuracy.png', 'accuracy.pdf', 'accuracy.csv', 'accuracy.txt']
     """
     options = options or FigureOptions()
     if options.num_images is not None and options.num_images < 2:
@@ -116,50 +119,47 @@ def write_figure(
     entries, notes = gather(runs, f"ccfa figure {kind}")
     alone = len(entries) == 1 and entries[0].path.is_dir()
     folder = out or (entries[0].path / "figures" if alone else common_folder(entries).with_name("figures"))
-    drawn = FIGURES[kind](entries, options)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResourceError(f"Could not create {folder}: {error.strerror}.") from error
+    figure, rows, caption, more = FIGURES[kind](entries, options)
+    make_folder(folder)
     paths = {suffix: folder / f"{kind}.{suffix}" for suffix in ("png", "pdf", "csv", "txt")}
     # Without a date, the same figure gives the same bytes.
     metadata: dict[str, dict[str, Any]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
     for suffix, facts in metadata.items():
         content = io.BytesIO()
         with matplotlib.rc_context(STYLE):
-            drawn.figure.savefig(content, format=suffix, dpi=300, metadata=facts)
+            figure.savefig(content, format=suffix, dpi=300, metadata=facts)
         write_atomically(paths[suffix], content.getvalue())
-    write_table(paths["csv"], drawn.rows)
-    write_atomically(paths["txt"], drawn.caption + "\n")
-    return FigureFiles([*paths.values()], drawn.caption, [*notes, *drawn.notes])
+    write_table(paths["csv"], rows)
+    write_atomically(paths["txt"], caption + "\n")
+    return FigureFiles([*paths.values()], caption, [*notes, *more])
 
 
 def _tsne(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
     if len(entries) > 1:
-        raise UsageError(f"A t-SNE is of one run, got {len(entries)}: positions in two of them cannot be compared.")
-    limit, asked = options.num_images or NUM_FEATURES, entries[0].experiment
-    plane = feature_plane(_directory(entries[0]), options.data_dir, options.device, limit, options.seed)
+        raise UsageError(f"t-SNE takes one run, got {len(entries)}: the positions of two runs cannot be compared.")
+    limit, experiment = options.num_images or NUM_FEATURES, entries[0].experiment
+    plane = feature_plane(_run(entries[0]), options.data_dir, options.device, limit, options.seed)
     facts = {"perplexity": round(plane.perplexity, 4), "seed": options.seed}
     counts = [sum(point["kind"] == kind for point in plane.points) for kind in KINDS]
     ccfa, (low, high) = plane.ccfa, plane.step_size
     caption = (
         f"t-SNE (perplexity {plane.perplexity:.4g}, seed {options.seed}) of features of {len(plane.class_names)} "
-        f"random classes after the first stage of {asked['method']}{' + CCFA' if entries[0].ccfa else ''} on "
-        f"{asked.get('data', '')} (seed {asked.get('seed', 0)}): the {counts[0]:,} exemplars in memory; {counts[1]:,} "
+        f"random classes after the first stage of {experiment.method}{' + CCFA' if experiment.ccfa else ''} on "
+        f"{experiment.data} (seed {experiment.seed}): the {counts[0]:,} exemplars in memory; {counts[1]:,} "
         f"features that CCFA makes from the next stage's training images and labels as one of the classes "
         f"(count {ccfa.count}, {ccfa.steps} steps of {low:.4g} to {high:.4g}, targets {ccfa.target}); "
         f"{counts[2]:,} training images of the classes. One embedding of all features, "
         f"at unit length; grey: the points of the other panels."
     )
     figure = draw_plane(plane.points, plane.class_names)
-    return Drawn(figure, [{**point, **facts} for point in plane.points], caption)
+    return figure, [{**point, **facts} for point in plane.points], caption, ()
 
 
 def _cka(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
     comparison, limit = _compared(entries), options.num_images or NUM_IMAGES
     measured = {
         entry.path: map_similarities(
-            _directory(entry), options.data_dir, options.device, limit, options.seed, options.estimator
+            _run(entry), options.data_dir, options.device, limit, options.seed, options.estimator
         )
         for line in comparison.lines
         for entry in line.entries
@@ -186,12 +186,11 @@ def _cka(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
         f"classes. Maps are flattened: every channel at every position is a feature.{_bands(comparison)}"
     )
     figure = draw_curves(panels, "stage", "Stage", "CKA")
-    return Drawn(figure, [row for _, rows in panels for row in rows], caption, comparison.notes)
+    return figure, [row for _, rows in panels for row in rows], caption, comparison.notes
 
 
 def _accuracy(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
-    settings = list(dict.fromkeys(hashed(setting(entry)) for entry in entries))
-    compared = [_compared([entry for entry in entries if hashed(setting(entry)) == one]) for one in settings]
+    compared = [_compared(group) for group in grouped(entries, setting).values()]
     panels = []
     for number, one in enumerate(compared, start=1):
         rows = _rows(one, [line.curve for line in one.lines])
@@ -202,7 +201,7 @@ def _accuracy(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
     )
     figure = draw_curves(panels, "num_seen", "Number of classes", "Accuracy (%)")
     notes = [note for one in compared for note in one.notes]
-    return Drawn(figure, [row for _, rows in panels for row in rows], caption, notes)
+    return figure, [row for _, rows in panels for row in rows], caption, notes
 
 
 FIGURES: dict[str, Callable[[Sequence[Entry], FigureOptions], Drawn]] = {
@@ -213,21 +212,21 @@ FIGURES: dict[str, Callable[[Sequence[Entry], FigureOptions], Drawn]] = {
 
 
 def _compared(entries: Sequence[Entry]) -> Comparison:
-    comparison = compare(entries)
+    comparison = compare_entries(entries)
     if not comparison.lines:
         names = ", ".join(str(entry.path) for entry in entries)
         raise ModelError(f"No finished run among {names}: a figure shows whole runs. Finish one with ccfa resume.")
     return comparison
 
 
-def _directory(entry: Entry) -> Run:
+def _run(entry: Entry) -> Run:
     if not entry.path.is_dir():
         raise ModelError(f"{entry.path} is a report alone; this figure needs the run directory with its networks.")
     return Run(entry.path)
 
 
 def _rows(comparison: Comparison, values: Sequence[Sequence[Value]]) -> list[Row]:
-    """The values of each line after each stage, or after the last stages, as rows of a table."""
+    """Make a row for each line and stage; fewer values than stages are those of the last stages."""
     rows = []
     for line, own in zip(comparison.lines, values, strict=True):
         first, num_runs = len(comparison.num_seen) - len(own), len(line.entries)

@@ -22,10 +22,10 @@ from ccfa.experiments.sweep import Outcome, Swept, experiments_of
 from ccfa.files import require_place
 from ccfa.learning.acceleration import describe_device
 from ccfa.plugins import load_plugin
-from ccfa.reporting.comparison import Comparison, Entry, compare, grouped, setting
+from ccfa.reporting.comparison import Comparison, Entry, compare_entries, grouped, setting
 from ccfa.reporting.comparison_page import show_comparison
 from ccfa.reporting.page import report_line
-from ccfa.reporting.rundata import read_pictures
+from ccfa.reporting.pictures import read_pictures
 from ccfa.reporting.tables import metrics_table
 from ccfa.reporting.tensorboard import TensorBoard, require_tensorboard
 from ccfa.reporting.terminal import Display
@@ -207,7 +207,7 @@ def comparisons(swept: Swept, out: Path) -> dict[Path, Comparison]:
     if not swept.reports:
         raise UsageError("Nothing was run. " + " ".join(refused))
     entries = [Entry(out / name, report) for name, report in swept.reports.items()]
-    compared = [compare(group, refused) for group in grouped(entries, setting).values()]
+    compared = [compare_entries(group, refused) for group in grouped(entries, setting).values()]
     folder = out / "comparison"
     return {folder / one.scenario if len(compared) > 1 else folder: one for one in compared}
 

@@ -1,5 +1,6 @@
 """The numbers of a run for TensorBoard, an optional extra: event files in the run directory."""
 
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from ccfa.data import Stage
-from ccfa.errors import UsageError
+from ccfa.errors import ModelError, UsageError
+from ccfa.experiments.run_directory import Run
 from ccfa.experiments.running import Audience
 from ccfa.learning import Progress
 
 
 def require_tensorboard() -> None:
-    """Refuse before training what could not be written later."""
+    """Raise a UsageError, before training, if the package is not installed."""
     if find_spec("tensorboard") is None:
         raise UsageError(
             "--tensorboard needs the package tensorboard, which is not installed. "
@@ -24,13 +26,12 @@ def require_tensorboard() -> None:
 class TensorBoard:
     """Writes each epoch and each stage as scalars, and passes everything on to another audience.
 
-    The steps are epochs, counted by the lines of metrics.jsonl, and classes seen. What a continued run does again
-    replaces what was written before.
+    The steps are lines of metrics.jsonl and classes seen, so that a continued run replaces what it does again.
     """
 
     def __init__(self, run: Path, audience: Audience) -> None:
-        self.run = run
-        self.audience = audience
+        self.run, self.audience = Run(run), audience
+        self.num_epochs = 0
         self.writers: dict[str, Any] = {}
 
     def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
@@ -39,10 +40,13 @@ class TensorBoard:
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
         """Write losses, learning rate and speed under the name of the phase."""
-        log = self.run / "metrics.jsonl"  # the epoch is in it already, unless the disk is full
-        step = log.read_bytes().count(b"\n") if log.exists() else 0
+        if self.num_epochs:
+            self.num_epochs += 1
+        else:
+            with suppress(ModelError):  # a full disk takes no log, and the run goes on
+                self.num_epochs = len(self.run.read_epochs())  # this one and those of earlier processes
         speed = progress.num_batches * progress.batch_size / max(seconds, 1e-9)
-        self._write("epochs", step, progress.phase, {**losses, "lr": lr, "images_per_second": speed})
+        self._write("epochs", self.num_epochs, progress.phase, {**losses, "lr": lr, "images_per_second": speed})
         self.audience.on_epoch(progress, losses, lr, seconds)
 
     def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
@@ -55,7 +59,7 @@ class TensorBoard:
         if folder not in self.writers:  # epochs and stages begin again at different steps, hence two
             from torch.utils.tensorboard import SummaryWriter
 
-            self.writers[folder] = SummaryWriter(str(self.run / "tensorboard" / folder), purge_step=step)
+            self.writers[folder] = SummaryWriter(str(self.run.path / "tensorboard" / folder), purge_step=step)
         for name, value in values.items():
             if value is not None:
                 self.writers[folder].add_scalar(f"{group}/{name}", value, step)

@@ -20,7 +20,7 @@ ACCURACIES_SHOWN = 5
 
 
 class Output(Console):
-    """Prints text as it is, without markup and without control characters that others have put into it.
+    """Prints text as it is, without markup, and with control characters written out.
 
     When the reader has left, as `head` does, the process ends quietly. A run at work is interrupted and can be
     continued.
@@ -30,7 +30,7 @@ class Output(Console):
         super().__init__(markup=False, highlight=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Text with control characters written out."""
+        """Return text with control characters written out."""
         return super().render_str(printable(text), **options)
 
     def on_broken_pipe(self) -> None:
@@ -85,8 +85,9 @@ class Display:
     def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
         """Show the stage's result."""
         self.accuracies.append(result["accuracy"])
-        self.done = max(self.done, sum(self.plan[: stage.index + 1]))  # it may have been learned by another process
+        self.done = max(self.done, sum(self.plan[: stage.index + 1]))  # another process may have learned it
         self.last_shown = time.monotonic()
+        other = result[f"{self.other_rule}_accuracy"]
         parts = [
             f"stage {stage.index + 1}/{self.num_stages}",
             f"{stage.num_seen} classes",
@@ -94,8 +95,8 @@ class Display:
         ]
         if result["old_accuracy"] is not None:
             parts.append(f"(old {percent(result['old_accuracy'])}%, new {percent(result['new_accuracy'])}%)")
-        if result[f"{self.other_rule}_accuracy"] is not None:
-            parts.append(f"{self.other_rule.replace('_', ' ')} {percent(result[f'{self.other_rule}_accuracy'])}%")
+        if other is not None:
+            parts.append(f"{self.other_rule.replace('_', ' ')} {percent(other)}%")
         self.console.print(self.prefix + "  ".join([*parts, f"{result['seconds']:.1f} s"]), soft_wrap=True)
 
     def _show(self, progress: Progress, *extra: str) -> None:
@@ -120,7 +121,7 @@ class Display:
 
 
 def planned_images(resolved: Resolved) -> list[int]:
-    """About how many images each stage trains on, counted with repetition: new ones and exemplars in every epoch."""
+    """Estimate how many images each stage trains on: its new images and the exemplars in every epoch."""
     sizes = resolved.train.labels.bincount(minlength=resolved.train.num_classes).tolist()
     plan = []
     for stage in resolved.stages:
