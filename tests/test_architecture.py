@@ -20,12 +20,39 @@ def test_there_is_one_backward():
     assert names(calls) == ["learning/loop.py"]
 
 
-def test_only_acceleration_streams_and_the_doctor_know_cuda():
-    assert names(path for path in FILES if "torch.cuda" in path.read_text(encoding="utf-8")) == [
+KNOWS_CUDA = re.compile(
+    r"is_cuda|(?:torch|backends)\.cuda|import cuda|\.cuda\(|autocast|cuda\.graph|CUDAGraph|Stream\(|\btriton\b"
+)
+
+
+def test_only_kernels_and_acceleration_know_cuda():
+    """Comparisons such as `device.type == "cuda"` choose a device or a folder, and are allowed everywhere."""
+    found = names(path for path in FILES if KNOWS_CUDA.search(path.read_text(encoding="utf-8")))
+    outside = [name for name in found if not name.startswith("kernels/")]
+    assert outside == [
         "learning/acceleration.py",
-        "learning/streams.py",
-        "reporting/doctor.py",
+        "reporting/doctor.py",  # lists the GPUs of the machine
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if x.is_cuda:",
+        "torch.cuda.synchronize()",
+        "from torch import cuda",
+        "x.cuda()",
+        'with torch.autocast("cuda"):',
+        "torch.is_autocast_enabled()",
+        "with cuda.graph(g):",
+        "Stream(device)",
+        "import triton.language as tl",
+        'find_spec("triton")',
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+    ],
+)
+def test_the_search_for_cuda_finds(text):
+    assert KNOWS_CUDA.search(text)
 
 
 @pytest.mark.parametrize("package", ["methods", "learning"])

@@ -178,7 +178,7 @@ def test_a_run_goes_on_with_the_device_and_precision_it_began_with(tmp_path):
     )
     assert speed_again(directory, "auto", None, True, True)[0] == CPU
     directory.write_json("environment.json", {"torch_device": "cuda:7", "acceleration": {"precision": "bf16"}})
-    with pytest.raises(ResourceError, match="cuda:7 was asked for"):
+    with pytest.raises(ResourceError, match="cuda:7"):
         speed_again(directory, "auto", None, True, True)
     assert speed_again(directory, "cpu", None, True, True)[1].precision == "float32"
 

@@ -38,7 +38,7 @@ def term_of(head, previous_head, embedding, previous, samples, share=1.0):
         features[1],
         torch.Generator(),
         samples,
-        lambda: torch.tensor(share),
+        lambda: samples._replace(weights=samples.weights / share),
     )
     return SigmoidDistillation()(step)
 

@@ -127,7 +127,7 @@ def random_step(stage: Stage) -> Step:
 
     labels, current = torch.tensor([0, 1, 2, 3]), features()
     samples = Samples.of(current.embedding, labels)
-    return Step(stage, labels, head, current, head, features(), torch.Generator(), samples, lambda: torch.tensor(1.0))
+    return Step(stage, labels, head, current, head, features(), torch.Generator(), samples, lambda: samples)
 
 
 def test_embedding_distillation():
@@ -137,7 +137,7 @@ def test_embedding_distillation():
     expected = 3 * math.sqrt(2) * reference.cosine_distance(previous.double().numpy(), current.double().numpy())
     assert term(step).item() == pytest.approx(expected, rel=1e-5)
     assert term.name == "flat"
-    assert term(step._replace(features=step.previous_features)).item() == pytest.approx(0, abs=1e-6)
+    assert term(replace(step, features=step.previous_features)).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_map_distillation():

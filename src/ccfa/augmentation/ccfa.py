@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
-from ccfa.augmentation.attack import Attack, Scorer, attack_on
+from ccfa.augmentation.attack import Attack, Scorer, attack
 from ccfa.augmentation.samples import Criterion, Samples
 from ccfa.augmentation.targets import TargetRule, target_rule
 from ccfa.errors import UsageError
+from ccfa.kernels import full_precision
 from ccfa.models import Head
 
 PAPER_DIM = 64
@@ -72,7 +74,7 @@ class CCFA:
             samples.features,
             samples.weighing_labels,
             seen_logits,
-            attack_on(old_head, criterion, samples.features.is_cuda),
+            partial(attack, old_head, criterion),
             old_head.num_classes,
             generator,
             self,
@@ -149,8 +151,8 @@ def cross_class_features(
             raise UsageError(f"old_head has {old_head.num_classes} classes, but num_old is {num_old}.")
     else:
         old_head = _with_outputs(old_head, "old_head", f"exactly the {num_old} old classes", lambda num: num == num_old)
-    attack = attack_on(old_head, criterion, features.is_cuda)
-    return augmented_features(features, labels[:, None], head, attack, num_old, generator, options, rule)
+    on_old_head = partial(attack, old_head, criterion)
+    return augmented_features(features, labels[:, None], head, on_old_head, num_old, generator, options, rule)
 
 
 def _with_outputs(head: Scorer, name: str, wanted: str, fits: Callable[[int], bool]) -> Scorer:
@@ -176,7 +178,7 @@ def augmented_features(
     rule: TargetRule,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Z'_k, Y_pseudo and their weights: choose targets, attack the old head, label by the old head."""
-    with torch.autocast(features.device.type, enabled=False):  # a sign must not depend on rounding to 16 bits
+    with full_precision(features.device):  # a sign must not depend on rounding to 16 bits
         source = features.detach().to(torch.promote_types(features.dtype, torch.float32))
         norm = source.norm(dim=1, keepdim=True)  # 1 for heads that normalise; others are attacked at their own scale
         with torch.no_grad():

@@ -20,7 +20,7 @@ from ccfa.experiments.run_directory import Run
 from ccfa.learning import Learner
 from ccfa.learning.learner import EVALUATION_BATCH, joined
 from ccfa.learning.loop import named_generator
-from ccfa.learning.networks import network_of
+from ccfa.learning.state import network_of
 
 NUM_CLASSES = 10  # of a plane
 NUM_FEATURES = 1000
@@ -57,7 +57,7 @@ def learner_after(stage: Stage, directory: Run, resolved: Resolved, device: torc
 def exemplars_after(directory: Run, learner: Learner) -> list[Tensor]:
     """Return the rows kept of each class after the learner's stage."""
     index, kept = learner.stage.index, directory.read_exemplars(learner.stage.index)
-    num_classes = learner.stage.num_seen if learner.memory.quota(learner.stage.num_seen) else 0
+    num_classes = learner.stage.num_seen if learner.method.memory.quota(learner.stage.num_seen) else 0
     if len(kept) != num_classes or not all(0 <= row < len(learner.train) for rows in kept for row in rows):
         raise ModelError(
             f"The exemplars of stage {index} in {directory.path} do not fit: expected rows of the {len(learner.train)} "

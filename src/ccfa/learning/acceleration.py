@@ -1,4 +1,4 @@
-"""Devices, precision, compilation, and a step as one CUDA graph; `streams.py` has the streams of runs that share a GPU.
+"""Devices, precision, compilation, and a step as one CUDA graph.
 
 Nothing here changes what is computed, up to the rounding of the chosen precision.
 """
@@ -10,22 +10,23 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn, optim
 
 from ccfa.errors import ResourceError, UsageError
-from ccfa.learning.streams import lane_here
+from ccfa.kernels.streams import aside, lane_here
 from ccfa.models import Backbone, Features, Network
 from ccfa.models.backbone import MapMixing
 
 Precision = Literal["float32", "tf32", "bf16"]
 Losses = dict[str, Tensor]
 StepFunction = Callable[[Tensor], Losses]
+T = TypeVar("T")
 
 WARM_UP_STEPS = 2  # lets cuDNN and the allocator settle before a capture
-_CAPTURE = threading.Lock()  # one at a time: to begin a capture is to wait for the whole device, which ends another
+_CAPTURE = threading.Lock()  # beginning a capture waits for the whole device, which ends another capture
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Acceleration:
     def for_device(
         cls, device: torch.device, precision: Precision | None = None, compile: bool = True, graph: bool = True
     ) -> "Acceleration":
-        """Everything on a GPU (bf16 unless asked otherwise); nothing on a CPU, where it does not pay."""
+        """Everything on a GPU, in bf16 unless `precision` says otherwise; nothing on a CPU, where it does not pay."""
         if device.type == "cuda":
             return cls(precision or "bf16", compile, graph)
         if precision not in (None, "float32"):
@@ -70,23 +71,21 @@ class Acceleration:
         """A function of tensors as few kernels, where compilation is on."""
         return _compiled(function) if self.compile else function
 
-    @contextmanager
-    def aside(self, name: str, device: torch.device) -> Iterator[Callable[[], None]]:
-        """Work beside the rest of the step, until the rest calls what this gives, as it must: a branch of the graph."""
-        if not self.graph or device.type != "cuda":
-            yield _go_on
-            return
-        main = torch.cuda.current_stream(device)
-        side, done = lane_here(device).branch(name), torch.cuda.Event()
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            yield lambda: main.wait_event(done)
-            done.record(side)
+    def aside(self, name: str, device: torch.device, compute: Callable[[], T]) -> Callable[[], T]:
+        """Compute a value beside the rest of the step, in a captured step as a branch of the graph.
+
+        Returns:
+            A function that waits for the value and returns it. Every step must call it.
+        """
+        if self.graph and device.type == "cuda":
+            return aside(name, device, compute)
+        value = compute()
+        return lambda: value
 
     def prepare(
         self, step: StepFunction, batch: Tensor, network: nn.Module, optimiser: optim.Optimizer, generator: Generator
     ) -> StepFunction:
-        """The step as it will be run, many times on batches of one shape."""
+        """The step as it will run on many batches of one shape: captured as a graph if it can be."""
         if batch.is_cuda:
             # Convolutions may round; products outside the backbone decide signs, targets and exemplars.
             torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
@@ -100,10 +99,6 @@ class Acceleration:
 def _forward(backbone: Backbone, images: Tensor, mixing: MapMixing | None) -> Features:
     features: Features = backbone(images) if mixing is None else backbone(images, mixing)
     return features
-
-
-def _go_on() -> None:
-    """Nothing was put aside."""
 
 
 @functools.cache
@@ -130,7 +125,7 @@ def _captured(
         for tensor, value in zip(state, kept, strict=True):
             tensor.copy_(value)
         for group in optimiser.param_groups:
-            if "capturable" in group:  # Adam asks to be told; the warm-up above would draw a warning
+            if "capturable" in group:  # Adam needs this; set before the warm-up, it would draw a warning
                 group["capturable"] = True
         for values in optimiser.state.values():  # momentum of zero is what a fresh optimiser starts from
             for value in values.values():
@@ -174,13 +169,20 @@ class CapturedStep:
 
 
 def suit_threads(num_pixels: int) -> None:
-    """Use one CPU thread for tiny images: sharing the work costs more than it gains. OMP_NUM_THREADS comes first."""
+    """Use one CPU thread for tiny images, where more cost time, unless OMP_NUM_THREADS says how many."""
     if num_pixels <= 16 * 16 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
 
 
 def pick_device(name: str) -> torch.device:
-    """The device called `auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:N`."""
+    """Return the device of a name.
+
+    Args:
+        name: `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
+
+    >>> pick_device("cpu")
+    device(type='cpu')
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -191,7 +193,7 @@ def pick_device(name: str) -> torch.device:
         raise UsageError(f"Device {name!r} is not supported. Known: auto, cpu, cuda, cuda:0, ...")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ResourceError(
-            f"{name} was asked for, but torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices. "
+            f"There is no device {name}: torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices. "
             f"Try --device cpu, or install a CUDA build of torch (see the README)."
         )
     if device.type == "cuda" and device.index is not None:
@@ -200,7 +202,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """The device as a report names it."""
+    """The name of a device in reports."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu ({torch.get_num_threads()} threads)"
