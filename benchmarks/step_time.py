@@ -20,7 +20,7 @@ import torch
 from PIL import Image, ImageEnhance
 
 from ccfa import CCFA, METHODS, ImageSet, Learner, Method, split, with_augmentation
-from ccfa.kernels.streams import own_stream
+from ccfa.kernels.graphs import own_stream
 from ccfa.learning.acceleration import Acceleration, describe_device, pick_device
 from ccfa.learning.loop import prepare_phase
 from ccfa.learning.state import PhaseAtWork

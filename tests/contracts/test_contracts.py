@@ -125,7 +125,7 @@ def test_losses_are_finite_and_predictions_seen(name, augmentation):
         assert losses["loss"] == pytest.approx(sum(parts), rel=1e-5, abs=1e-5)
     for stage, predicted in zip(STAGES, result.predictions, strict=True):
         assert (predicted.dtype, predicted.shape) == (torch.int64, (len(TEST),))
-        assert 0 <= predicted.min()
+        assert predicted.min() >= 0
         assert predicted.max() < stage.num_seen
     assert result.learner.network(torch.zeros(2, 3, 8, 8)).shape == (2, 6)
 
@@ -170,7 +170,7 @@ def test_nearest_mean_reads_exemplars_only(name, augmentation):
     learner.train.images = original
     assert recorded.read == {row for rows in rows_of(learner.memory.classes) for row in rows}
     assert (predicted.dtype, predicted.shape) == (torch.int64, (len(TEST),))
-    assert 0 <= predicted.min()
+    assert predicted.min() >= 0
     assert predicted.max() < 6
 
 

@@ -9,7 +9,7 @@ from ccfa.data import split
 from ccfa.experiments.environment import environment
 from ccfa.experiments.run_directory import Run
 from ccfa.experiments.schedule import Job, run_all
-from ccfa.kernels.streams import Lane, own_stream
+from ccfa.kernels.graphs import Lane, own_stream
 from ccfa.learning.acceleration import Acceleration
 from toy_runs import Silent, toy_resolved
 from toys import toy_images

@@ -11,7 +11,7 @@ import ccfa.learning.learner as module
 from ccfa.augmentation import CCFA
 from ccfa.data import Stage, Transforms
 from ccfa.errors import DivergedError, ModelError, UsageError
-from ccfa.kernels.streams import own_stream
+from ccfa.kernels.graphs import own_stream
 from ccfa.learning import Learner
 from ccfa.learning.learner import ExemplarMemory, joined
 from ccfa.learning.loop import optimise

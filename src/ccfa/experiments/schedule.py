@@ -13,7 +13,7 @@ from ccfa.experiments.first_stage import FirstStages
 from ccfa.experiments.run_directory import ERRORS, Run
 from ccfa.experiments.running import CHECKPOINT_MINUTES, Audience, run
 from ccfa.experiments.stopping import Stop
-from ccfa.kernels.streams import own_stream
+from ccfa.kernels.graphs import own_stream
 from ccfa.learning.acceleration import Acceleration
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels, each behind a function that uses it where it can run, and CUDA streams.
+"""Triton kernels, each behind a function that uses it where it can run, and CUDA graphs.
 
 Where its kernel cannot run, `Conv3x3` is torch's convolution, `normalised` adds torch's batch norm, and `sphere_attack`
 returns None; `augmentation/attack.py` has the plain version. Modules named `*_kernel` need Triton.

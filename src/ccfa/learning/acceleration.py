@@ -4,9 +4,7 @@ Nothing here changes what is computed, up to the rounding of the chosen precisio
 """
 
 import functools
-import gc
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,17 +14,12 @@ import torch
 from torch import Generator, Tensor, nn, optim
 
 from ccfa.errors import ResourceError, UsageError
-from ccfa.kernels.streams import aside, lane_here
+from ccfa.kernels.graphs import StepFunction, aside, captured
 from ccfa.models import Backbone, Features, Network
 from ccfa.models.backbone import MapMixing
 
 Precision = Literal["float32", "tf32", "bf16"]
-Losses = dict[str, Tensor]
-StepFunction = Callable[[Tensor], Losses]
 T = TypeVar("T")
-
-WARM_UP_STEPS = 2  # lets cuDNN and the allocator settle before a capture
-_CAPTURE = threading.Lock()  # beginning a capture waits for the whole device, which ends another capture
 
 
 @dataclass(frozen=True)
@@ -92,7 +85,7 @@ class Acceleration:
             torch.backends.cudnn.allow_tf32 = self.precision != "float32"
         rates_can_change = all(isinstance(group["lr"], Tensor) for group in optimiser.param_groups)
         if self.graph and batch.is_cuda and rates_can_change:
-            return _captured(step, batch, network, optimiser, generator)
+            return captured(step, batch, network, optimiser, generator)
         return step
 
 
@@ -106,66 +99,6 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function compiled once in a process."""
     # Kernels that do not depend on each other, such as the casts of all weights, are launched as one.
     return torch.compile(function, dynamic=False, options={"combo_kernels": True})
-
-
-def _captured(
-    step: StepFunction, batch: Tensor, network: nn.Module, optimiser: optim.Optimizer, generator: Generator
-) -> StepFunction:
-    """The step recorded as a CUDA graph, with network and optimiser left as they were."""
-    rows = batch.clone()
-    state = [*network.parameters(), *network.buffers()]
-    stream = lane_here(batch.device).main
-    with _CAPTURE, torch.no_grad():
-        kept = [tensor.clone() for tensor in state]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), torch.enable_grad():
-            for _ in range(WARM_UP_STEPS):
-                step(rows)
-        torch.cuda.current_stream().wait_stream(stream)
-        for tensor, value in zip(state, kept, strict=True):
-            tensor.copy_(value)
-        for group in optimiser.param_groups:
-            if "capturable" in group:  # Adam needs this; set before the warm-up, it would draw a warning
-                group["capturable"] = True
-        for values in optimiser.state.values():  # momentum of zero is what a fresh optimiser starts from
-            for value in values.values():
-                if isinstance(value, Tensor):
-                    value.zero_()
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(generator)
-        recording = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
-        with torch.enable_grad(), _no_collection(), recording:
-            losses = step(rows)
-
-    return CapturedStep(graph, rows, losses, step)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection: a graph of an earlier phase that is freed by the capturing thread ends the capture."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@dataclass(frozen=True)
-class CapturedStep:
-    """A step recorded as a graph; it keeps the step alive, whose memory the graph reads and writes."""
-
-    graph: torch.cuda.CUDAGraph
-    rows: Tensor
-    losses: Losses
-    step: StepFunction
-
-    def __call__(self, batch: Tensor) -> Losses:
-        """The step on another batch; its losses are overwritten by the next."""
-        self.rows.copy_(batch)
-        self.graph.replay()
-        return self.losses
 
 
 def suit_threads(num_pixels: int) -> None:

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn, optim
 
 from ccfa.data import Stage
 from ccfa.errors import ModelError
-from ccfa.learning.acceleration import StepFunction
+from ccfa.kernels.graphs import StepFunction
 from ccfa.methods import Method
 from ccfa.models import Network
 from ccfa.models.backbone import require_backbone

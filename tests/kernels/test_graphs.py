@@ -6,8 +6,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from ccfa.kernels import streams
-from ccfa.kernels.streams import aside, lane_here, own_stream
+from ccfa.kernels import graphs
+from ccfa.kernels.graphs import aside, lane_here, own_stream
 
 CUDA = torch.device("cuda")
 
@@ -28,9 +28,9 @@ def log(monkeypatch):
         def record(self, stream):
             happened.append((stream.name, "records"))
 
-    monkeypatch.setattr(streams, "_unshared_stream", lambda device: Stream("own"))
-    monkeypatch.setattr(streams, "_HERE", streams._Here())
-    monkeypatch.setattr(streams, "_IDLE", {0: [], 1: []})
+    monkeypatch.setattr(graphs, "_unshared_stream", lambda device: Stream("own"))
+    monkeypatch.setattr(graphs, "_HERE", graphs._Here())
+    monkeypatch.setattr(graphs, "_IDLE", {0: [], 1: []})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("main"))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())

@@ -1,17 +1,25 @@
-"""CUDA streams that no other run has, so that several runs can share a GPU, and branches of a captured step."""
+"""A training step as one CUDA graph with branches, on streams that no other run has, so that runs can share a GPU."""
 
 import ctypes
+import gc
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+from torch import Generator, Tensor, nn, optim
 
 from ccfa.errors import ResourceError
 
 T = TypeVar("T")
+Losses = dict[str, Tensor]
+StepFunction = Callable[[Tensor], Losses]
+
+WARM_UP_STEPS = 2  # lets cuDNN and the allocator settle before a capture
+_CAPTURE = threading.Lock()  # beginning a capture waits for the whole device, which ends another capture
 
 
 class Lane:
@@ -100,6 +108,66 @@ def aside(name: str, device: torch.device, compute: Callable[[], T]) -> Callable
         return value
 
     return ready
+
+
+def captured(
+    step: StepFunction, batch: Tensor, network: nn.Module, optimiser: optim.Optimizer, generator: Generator
+) -> StepFunction:
+    """The step recorded as a CUDA graph, with network and optimiser left as they were."""
+    rows = batch.clone()
+    state = [*network.parameters(), *network.buffers()]
+    stream = lane_here(batch.device).main
+    with _CAPTURE, torch.no_grad():
+        kept = [tensor.clone() for tensor in state]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), torch.enable_grad():
+            for _ in range(WARM_UP_STEPS):
+                step(rows)
+        torch.cuda.current_stream().wait_stream(stream)
+        for tensor, value in zip(state, kept, strict=True):
+            tensor.copy_(value)
+        for group in optimiser.param_groups:
+            if "capturable" in group:  # Adam needs this; set before the warm-up, it would draw a warning
+                group["capturable"] = True
+        for values in optimiser.state.values():  # momentum of zero is what a fresh optimiser starts from
+            for value in values.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(generator)
+        recording = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
+        with torch.enable_grad(), _no_collection(), recording:
+            losses = step(rows)
+
+    return CapturedStep(graph, rows, losses, step)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection: a graph of an earlier phase that is freed by the capturing thread ends the capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A step recorded as a graph; it keeps the step alive, whose memory the graph reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    rows: Tensor
+    losses: Losses
+    step: StepFunction
+
+    def __call__(self, batch: Tensor) -> Losses:
+        """The step on another batch; its losses are overwritten by the next."""
+        self.rows.copy_(batch)
+        self.graph.replay()
+        return self.losses
 
 
 def _number(device: torch.device) -> int:
