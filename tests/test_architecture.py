@@ -1,3 +1,5 @@
+import doctest
+import importlib
 import re
 import subprocess
 import sys
@@ -89,3 +91,16 @@ def test_every_public_name_of_the_package_is_there():
         assert getattr(ccfa, name)
     with pytest.raises(AttributeError, match="no attribute 'Podnet'"):
         _ = ccfa.Podnet
+
+
+def with_examples():
+    for path in FILES:
+        if ">>> " in path.read_text(encoding="utf-8"):
+            yield ".".join(("ccfa", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("module", [*with_examples()])
+def test_examples_in_docstrings_run(module):
+    failed, tried = doctest.testmod(importlib.import_module(module))
+    assert tried
+    assert not failed

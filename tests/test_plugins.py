@@ -1,6 +1,5 @@
 """Parts of other people: entry points and plug-in files."""
 
-import doctest
 import importlib.metadata
 import sys
 
@@ -71,10 +70,3 @@ def test_bad_plugin_files_are_refused(tmp_path):
     for name, told in [("bad.py", "ZeroDivisionError"), ("none.py", "none.py")]:
         with pytest.raises(UsageError, match=told):
             load_plugin(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["ccfa.plugins", "ccfa.models.backbone", "ccfa.augmentation.ccfa"])
-def test_examples_in_docstrings_run(name):
-    failed, tried = doctest.testmod(importlib.import_module(name))
-    assert tried
-    assert not failed

@@ -38,10 +38,11 @@ class Snapshots:
         return save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}), json.dumps(facts)
 
     def on_batch(self, progress, losses):
-        """Keep the last step of each kind: amid an epoch, at its end, and at the phase's end, of each phase."""
+        """Keep the last step of each kind: amid an epoch and, in stage 1, at the end of an epoch and of a phase."""
         at_end = (progress.batch + 1 == progress.num_batches, progress.epoch + 1 == progress.num_epochs)
-        place = progress.stage.index, progress.phase, at_end
-        self.places[place] = progress.stage.index, len(self.epochs), self.stored()
+        if progress.stage.index == 1 or not at_end[0]:
+            place = progress.stage.index, progress.phase, at_end
+            self.places[place] = progress.stage.index, len(self.epochs), self.stored()
 
     def on_epoch(self, progress, losses, lr, seconds):
         self.epochs.append(losses)

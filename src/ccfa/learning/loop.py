@@ -20,56 +20,6 @@ if TYPE_CHECKING:
     from ccfa.learning.learner import Learner
 
 
-def set_learning_rate(optimiser: optim.Optimizer, phase: Phase, epoch: int) -> float:
-    """Put the epoch's learning rate into the optimiser."""
-    lr = phase.lr * phase.schedule(epoch, phase.epochs)
-    for group in optimiser.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)  # in place: a captured step reads this tensor
-        else:
-            group["lr"] = lr
-    return lr
-
-
-def descend(
-    loss: Tensor,
-    optimiser: optim.Optimizer,
-    parameters: list[nn.Parameter],
-    clip_value: float | None,
-    clip_norm: float | None = None,
-) -> None:
-    """Move the phase's parameters one step down the loss."""
-    optimiser.zero_grad()
-    loss.backward(inputs=parameters)
-    if clip_value is not None:
-        nn.utils.clip_grad_value_(parameters, clip_value)
-    if clip_norm is not None:
-        nn.utils.clip_grad_norm_(parameters, clip_norm)
-    optimiser.step()
-
-
-def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredPhase | None = None) -> PhaseAtWork:
-    """Choose rows and parameters, and make the step as fast as the learner's acceleration can."""
-    rows = stored.tensors["rows"].to(learner.device) if stored else phase.rows(learner)
-    parameters = [p for p in phase.parameters(learner.network) if p.numel()]
-    optimiser = phase.optimiser(parameters, phase.lr, phase.weight_decay)
-    draws = learner.generator("augmentation", *index)
-    size = min(phase.batch_size, len(rows))
-
-    def step(batch: Tensor) -> dict[str, Tensor]:
-        losses = step_losses(learner, batch, phase, draws)
-        descend(losses["loss"], optimiser, parameters, phase.clip_value, phase.clip_norm)
-        return {name: loss.detach() for name, loss in losses.items()}
-
-    set_modes(learner.network, phase)
-    with memory_errors_explained(size):
-        fast_step = learner.acceleration.prepare(step, rows[:size], learner.network, optimiser, draws)
-    work = PhaseAtWork(index, rows, size, optimiser, draws, fast_step)
-    if stored:
-        work.take_up(stored)
-    return work
-
-
 def optimise(learner: "Learner", phase: Phase, *index: int) -> None:
     """Run one phase, or the rest of it if the learner was restored inside it.
 
@@ -117,20 +67,60 @@ def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:
     learner.observer.on_epoch(progress, means, lr, seconds)
 
 
+def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredPhase | None = None) -> PhaseAtWork:
+    """Choose rows and parameters, and make the step as fast as the learner's acceleration can."""
+    rows = stored.tensors["rows"].to(learner.device) if stored else phase.rows(learner)
+    parameters = [p for p in phase.parameters(learner.network) if p.numel()]
+    optimiser = phase.optimiser(parameters, phase.lr, phase.weight_decay)
+    draws = learner.generator("augmentation", *index)
+    size = min(phase.batch_size, len(rows))
+
+    def step(batch: Tensor) -> dict[str, Tensor]:
+        losses = step_losses(learner, batch, phase, draws)
+        descend(losses["loss"], optimiser, parameters, phase.clip_value, phase.clip_norm)
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    set_modes(learner.network, phase)
+    with memory_errors_explained(size):
+        fast_step = learner.acceleration.prepare(step, rows[:size], learner.network, optimiser, draws)
+    work = PhaseAtWork(index, rows, size, optimiser, draws, fast_step)
+    if stored:
+        work.take_up(stored)
+    return work
+
+
+def descend(
+    loss: Tensor,
+    optimiser: optim.Optimizer,
+    parameters: list[nn.Parameter],
+    clip_value: float | None,
+    clip_norm: float | None = None,
+) -> None:
+    """Move the phase's parameters one step down the loss."""
+    optimiser.zero_grad()
+    loss.backward(inputs=parameters)
+    if clip_value is not None:
+        nn.utils.clip_grad_value_(parameters, clip_value)
+    if clip_norm is not None:
+        nn.utils.clip_grad_norm_(parameters, clip_norm)
+    optimiser.step()
+
+
+def set_learning_rate(optimiser: optim.Optimizer, phase: Phase, epoch: int) -> float:
+    """Put the epoch's learning rate into the optimiser."""
+    lr = phase.lr * phase.schedule(epoch, phase.epochs)
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)  # in place: a captured step reads this tensor
+        else:
+            group["lr"] = lr
+    return lr
+
+
 def set_modes(network: Network, phase: Phase) -> None:
     """Set training mode, with batch norm as the phase wants it."""
     network.train()
     network.backbone.train(phase.train_batch_norm)
-
-
-def named_generator(device: torch.device, *purpose: object) -> Generator:
-    """A generator seeded by what it is for, so that its numbers do not depend on how much others have drawn."""
-    return torch.Generator(device).manual_seed(seed_of(*purpose))
-
-
-def seed_of(*purpose: object) -> int:
-    """A seed for a purpose, the same in every process."""
-    return int.from_bytes(hashlib.sha256(repr(purpose).encode()).digest()[:8], "big") >> 1
 
 
 def num_batches(num_rows: int, batch_size: int) -> int:
@@ -148,6 +138,16 @@ def batches(rows: Tensor, batch_size: int, generator: Generator) -> Tensor:
     filler = torch.randperm(len(rows), generator=generator, device=rows.device)
     count = num_batches(len(rows), size)
     return rows[torch.cat([order, filler])[: count * size]].view(count, size)
+
+
+def named_generator(device: torch.device, *purpose: object) -> Generator:
+    """A generator seeded by what it is for, so that its numbers do not depend on how much others have drawn."""
+    return torch.Generator(device).manual_seed(seed_of(*purpose))
+
+
+def seed_of(*purpose: object) -> int:
+    """A seed for a purpose, the same in every process."""
+    return int.from_bytes(hashlib.sha256(repr(purpose).encode()).digest()[:8], "big") >> 1
 
 
 class Progress(NamedTuple):

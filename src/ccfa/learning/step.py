@@ -19,7 +19,7 @@ def step_losses(learner: "Learner", rows: Tensor, phase: Phase, generator: Gener
     method, head, aside = learner.method, learner.network.head, learner.acceleration.aside
     previous = learner.previous if learner.terms and phase.use_terms else None
     mixed = mixed_images(learner, rows, phase, generator)
-    before = previous and aside("previous", learner.device, partial(frozen_features, learner, previous, mixed))
+    before = aside("previous", learner.device, partial(frozen_features, learner, previous, mixed)) if previous else None
     features = learner.acceleration.features(learner.network.backbone, mixed.images, mixed.mixing)
     real = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)
     samples = aside("samples", learner.device, partial(augmented, learner, real, len(rows), phase, generator))
