@@ -1,10 +1,12 @@
 """Devices are chosen as they are named, and an accelerated step is the plain step."""
 
+import math
 from functools import partial
 
 import pytest
 import torch
 
+from ccfa.augmentation import CCFA
 from ccfa.errors import ResourceError, UsageError
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import (
@@ -15,6 +17,7 @@ from ccfa.learning.acceleration import (
     suit_threads,
 )
 from ccfa.learning.loop import prepare_phase
+from ccfa.methods import with_augmentation
 from toys import STAGES, Recorder, begun, plugged, tiny, toy_images
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -150,6 +153,14 @@ def test_a_graph_makes_the_same_steps(name, augmentation):
     assert len({losses["loss"] for losses in graph}) == NUM_STEPS  # replays read new batches and new random numbers
     for one, other in zip(eager, graph, strict=True):
         assert other == pytest.approx(one, abs=1e-3, rel=1e-3)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_balanced_targets_are_captured():
+    method = with_augmentation(tiny("podnet"), CCFA(count=2, steps=3, target="balanced-3"))
+    losses = second_stage(method, Acceleration(graph=True), CUDA)
+    assert all(math.isfinite(step["loss"]) for step in losses)
 
 
 @pytest.mark.gpu
