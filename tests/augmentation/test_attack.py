@@ -79,7 +79,7 @@ def test_attacks_reach_their_targets(make, criterion):
         (CosineHead(8), lambda logits, labels: cross_entropy(logits, labels), None),
     ],
 )
-def test_the_kernel_is_asked_for_heads_it_knows(monkeypatch, head, criterion, known):
+def test_known_heads_use_the_kernel(monkeypatch, head, criterion, known):
     asked, result = [], (torch.ones(40, 8), torch.zeros(40, dtype=torch.int64))
     monkeypatch.setattr(module, "sphere_attack", lambda *problem: asked.append(problem) or result)
     start, norms, targets, alpha = problem()
