@@ -25,15 +25,8 @@ from ccfa.learning.state import take_over
 from ccfa.methods.parts import new_and_exemplars
 from ccfa.plugins import plugins_digest
 
-LAYERS = (
-    "data",
-    "kernels",
-    "models",
-    "losses",
-    "augmentation",
-    "methods",
-    "learning",
-)  # whose code decides a first stage
+# The layers whose code decides a first stage.
+LAYERS = ("data", "kernels", "models", "losses", "augmentation", "methods", "learning")
 
 
 class FirstStages:
