@@ -20,9 +20,10 @@ import torch
 from PIL import Image, ImageEnhance
 
 from ccfa import CCFA, METHODS, ImageSet, Learner, Method, split, with_augmentation
+from ccfa.kernels.graphs import own_stream
 from ccfa.learning.acceleration import Acceleration, describe_device, pick_device
-from ccfa.learning.loop import PreparedPhase, prepare_phase
-from ccfa.learning.streams import own_stream
+from ccfa.learning.loop import prepare_phase
+from ccfa.learning.state import PhaseAtWork
 
 EAGER = Acceleration()
 
@@ -35,7 +36,7 @@ def random_images(num_classes: int, per_class: int, size: int) -> ImageSet:
 
 def prepared(
     method: Method, images: ImageSet, stage: int, acceleration: Acceleration, device: torch.device
-) -> PreparedPhase:
+) -> PhaseAtWork:
     """The main phase of stage 0 or 1, ready to run; nothing was trained before it."""
     learner = Learner(method, images, device=device, acceleration=acceleration)
     stages = split(images.num_classes, images.num_classes - 10, 10)
@@ -46,7 +47,7 @@ def prepared(
     return prepare_phase(learner, method.phases(stages[stage])[0], 0)
 
 
-def run_steps(phase: PreparedPhase, num_steps: int, device: torch.device) -> None:
+def run_steps(phase: PhaseAtWork, num_steps: int, device: torch.device) -> None:
     """So many steps, and wait for them."""
     batch = phase.rows[: phase.batch_size]
     for _ in range(num_steps):
@@ -55,10 +56,10 @@ def run_steps(phase: PreparedPhase, num_steps: int, device: torch.device) -> Non
         torch.cuda.current_stream().synchronize()
 
 
-def milliseconds(phases: list[PreparedPhase], num_steps: int, device: torch.device) -> float:
+def milliseconds(phases: list[PhaseAtWork], num_steps: int, device: torch.device) -> float:
     """Time per step of each of several runs at once."""
 
-    def work(phase: PreparedPhase, steps: int) -> None:
+    def work(phase: PhaseAtWork, steps: int) -> None:
         with own_stream(device):
             run_steps(phase, steps, device)
 
@@ -77,7 +78,6 @@ def milliseconds(phases: list[PreparedPhase], num_steps: int, device: torch.devi
 
 KINDS = {  # the first whose part a kernel's name has
     "attack": ("_attack",),
-    "balanced targets": ("_solve",),
     "reduction (batch norm, losses)": ("triton_red", "triton_per", "reduce_kernel"),
     "element-wise, fused": ("triton_poi", "triton_for"),
     "convolution and product": ("conv", "_correlate", "cudnn", "gemm", "cutlass", "nvjet", "cublas"),
@@ -87,7 +87,7 @@ KINDS = {  # the first whose part a kernel's name has
 }
 
 
-def kernel_profile(phase: PreparedPhase, num_steps: int, device: torch.device) -> list[tuple[str, str, float, float]]:
+def kernel_profile(phase: PhaseAtWork, num_steps: int, device: torch.device) -> list[tuple[str, str, float, float]]:
     """(kind, kernel, launches a step, microseconds a step), the longest first."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
@@ -199,7 +199,7 @@ def main() -> None:
 
 
 def measured(
-    prepare: Callable[[Acceleration, torch.device], PreparedPhase], fast: Acceleration, steps: int, device: torch.device
+    prepare: Callable[[Acceleration, torch.device], PhaseAtWork], fast: Acceleration, steps: int, device: torch.device
 ) -> dict[str, float | int | None]:
     """Eager and accelerated time of one variant."""
     eager = milliseconds([prepare(EAGER, device)], max(2, steps // 4), device)

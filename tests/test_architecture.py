@@ -17,9 +17,38 @@ def test_there_is_one_backward():
     assert [name for name, text in TEXTS.items() for _ in re.findall(r"\.backward\(", text)] == ["learning/loop.py"]
 
 
-def test_only_acceleration_streams_and_the_doctor_know_cuda():
-    known = ["learning/acceleration.py", "learning/streams.py", "reporting/doctor.py"]
-    assert [name for name, text in TEXTS.items() if "torch.cuda" in text] == known
+KNOWS_CUDA = re.compile(
+    r"is_cuda|(?:torch|backends)\.cuda|import cuda|\.cuda\(|autocast|cuda\.graph|CUDAGraph|Stream\(|\btriton\b"
+)
+
+
+def test_only_kernels_and_acceleration_know_cuda():
+    """Comparisons such as `device.type == "cuda"` choose a device or a folder, and are allowed everywhere."""
+    outside = [name for name, text in TEXTS.items() if KNOWS_CUDA.search(text) and not name.startswith("kernels/")]
+    assert outside == [
+        "learning/acceleration.py",
+        "reporting/doctor.py",  # lists the GPUs of the machine
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if x.is_cuda:",
+        "torch.cuda.synchronize()",
+        "from torch import cuda",
+        "x.cuda()",
+        'with torch.autocast("cuda"):',
+        "torch.is_autocast_enabled()",
+        "with cuda.graph(g):",
+        "Stream(device)",
+        "import triton.language as tl",
+        'find_spec("triton")',
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+    ],
+)
+def test_the_search_for_cuda_finds(text):
+    assert KNOWS_CUDA.search(text)
 
 
 def test_no_method_and_not_the_learner_name_ccfa():

@@ -1,34 +1,20 @@
-"""Every way to attack is the same attack: autograd, the written-out gradient, the kernel."""
+"""The attack against NumPy, and the kernel against the plain version."""
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from ccfa.augmentation.attack import attack_on, autograd_gradient, sign_steps
-from ccfa.augmentation.balanced import ITERATIONS, PRICE_WEIGHT, RESTART, assign, solve
-from ccfa.augmentation.closed_form import closed_form_gradient
+from ccfa.augmentation import attack as module
+from ccfa.augmentation.attack import attack
 from ccfa.losses.classification import cross_entropy, nca, nca_exclusive
-from ccfa.models import CosineHead, KeepingLinearHead, LinearHead, LocalSimilarityHead
+from ccfa.models import CosineHead, LinearHead, LocalSimilarityHead
 
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
-on_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=gpu)])
-
-HEADS = {
-    "linear": lambda dim: LinearHead(dim),
-    "linear, outputs kept": lambda dim: KeepingLinearHead(dim, temperature=0.1),
-    "linear without bias": lambda dim: LinearHead(dim, bias=False, temperature=0.1),
-    "cosine": lambda dim: CosineHead(dim),
-    "local similarity": lambda dim: LocalSimilarityHead(dim, num_proxies=3),
-}
 CRITERIA = [cross_entropy, nca, nca_exclusive]
 
 
 class Foreign(CosineHead):
-    """A head whose gradient nobody has written out."""
+    """A head that the kernel does not know."""
 
 
 def grown(head, num_classes=7):
@@ -49,59 +35,10 @@ def problem(dim=8, num_classes=7, num_rows=40):
     return start, norms, targets, alpha
 
 
-def way(attack):
-    """Which function makes the gradient of an attack by sign steps."""
-    assert attack.func is sign_steps
-    return attack.args[1].__qualname__.partition(".")[0]
-
-
-@pytest.mark.parametrize("criterion", CRITERIA)
-@pytest.mark.parametrize("name", HEADS)
-def test_our_heads_are_attacked_in_closed_form_and_foreign_ones_by_autograd(name, criterion):
-    head = grown(HEADS[name](8))
-    ours = attack_on(head, criterion, on_gpu=False)
-    foreign = attack_on(lambda features: head(features), criterion, on_gpu=False)
-    assert (way(ours), way(foreign)) == ("closed_form_gradient", "autograd_gradient")
-    start, norms, targets, alpha = problem()
-    attacked, labels = ours(start, norms, targets, alpha, 10)
-    expected, expected_labels = foreign(start, norms, targets, alpha, 10)
-    torch.testing.assert_close(attacked, expected, rtol=0, atol=1e-12)
-    assert torch.equal(labels, expected_labels)
-    assert (attacked - start * norms).abs().max() > 0.05
-    assert (labels == targets).sum() > (head(start * norms).argmax(dim=1) == targets).sum()
-
-
-@pytest.mark.parametrize(
-    ("head", "criterion"),
-    [(Foreign(8), cross_entropy), (CosineHead(8), lambda logits, labels: cross_entropy(logits, labels))],
-    ids=["head", "criterion"],
-)
-def test_an_unknown_part_leaves_it_to_autograd(head, criterion):
-    head = grown(head)
-    attack = attack_on(head, criterion, on_gpu=False)
-    assert way(attack) == "autograd_gradient"
-    plain = attack_on(grown(CosineHead(8)), cross_entropy, on_gpu=False)
-    start, norms, targets, alpha = problem()
-    for ours, theirs in zip(
-        attack(start, norms, targets, alpha, 5), plain(start, norms, targets, alpha, 5), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-
-
-def test_a_margin_stands_in_both_gradients():
-    head = grown(LocalSimilarityHead(8, num_proxies=3, margin=0.6))
-    start, norms, targets, alpha = problem()
-    by_autograd = sign_steps(head, autograd_gradient(head, nca_exclusive), start, norms, targets, alpha, 10)
-    for ours, theirs in zip(
-        attack_on(head, nca_exclusive, on_gpu=False)(start, norms, targets, alpha, 10), by_autograd, strict=True
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-
-
-def test_the_attack_on_a_linear_head_written_in_numpy():
+def test_linear_head_attacked_as_in_numpy():
     head = grown(LinearHead(8, temperature=0.5))
     start, norms, targets, alpha = problem()
-    attacked, labels = attack_on(head, cross_entropy, on_gpu=False)(start, norms, targets, alpha, 10)
+    attacked, labels = attack(head, cross_entropy, start, norms, targets, alpha, 10)
     weights, biases = head.weights[:, :-1].numpy(), head.weights[:, -1].numpy()
     z, lengths, one_hot = start.numpy(), norms.numpy(), np.eye(7)[targets.numpy()]
     for _ in range(10):
@@ -111,66 +48,72 @@ def test_the_attack_on_a_linear_head_written_in_numpy():
     np.testing.assert_array_equal(labels, (z * lengths @ weights.T + biases).argmax(axis=1))
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_no_steps_leave_the_features_where_they_are(name):
-    head = grown(HEADS[name](8))
+def test_margin_counts_in_the_gradient():
+    plain, with_margin = (grown(LocalSimilarityHead(8, num_proxies=3, margin=margin)) for margin in (0.0, 0.6))
+    attacked, _ = attack(with_margin, nca_exclusive, *problem(), 10)
+    wanted, _ = attack(lambda z: plain(z) - 4 * 0.6 * F.one_hot(problem()[2], 7), nca_exclusive, *problem(), 10)
+    torch.testing.assert_close(attacked, wanted, rtol=0, atol=1e-12)
+    assert not torch.equal(attacked, attack(plain, nca_exclusive, *problem(), 10)[0])
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("make", [LinearHead, CosineHead, LocalSimilarityHead])
+def test_attacks_reach_their_targets(make, criterion):
+    head, (start, norms, targets, alpha) = grown(make(8)), problem()
+    attacked, labels = attack(head, criterion, start, norms, targets, alpha, 10)
+    unmoved, labels_before = attack(head, criterion, start, norms, targets, alpha, 0)
+    assert torch.equal(unmoved, start * norms)
+    assert torch.equal(labels_before, head(start * norms).argmax(dim=1))
+    assert (labels == targets).sum() > (labels_before == targets).sum()
+    assert (attacked - unmoved).abs().max() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("head", "criterion", "known"),
+    [
+        (CosineHead(8), nca, "cosine"),
+        (LocalSimilarityHead(8), cross_entropy, "distance"),
+        (LocalSimilarityHead(8, margin=0.6), nca, None),
+        (LinearHead(8), cross_entropy, None),
+        (Foreign(8), cross_entropy, None),
+        (CosineHead(8), lambda logits, labels: cross_entropy(logits, labels), None),
+    ],
+)
+def test_known_heads_use_the_kernel(monkeypatch, head, criterion, known):
+    asked, result = [], (torch.ones(40, 8), torch.zeros(40, dtype=torch.int64))
+    monkeypatch.setattr(module, "sphere_attack", lambda *problem: asked.append(problem) or result)
     start, norms, targets, alpha = problem()
-    attacked, labels = attack_on(head, cross_entropy, on_gpu=False)(start, norms, targets, alpha, 0)
-    assert torch.equal(attacked, start * norms)
-    assert torch.equal(labels, head(start * norms).argmax(dim=1))
+    attacked, _ = attack(grown(head), criterion, start, norms, targets, alpha, 3)
+    assert [(proxies.shape[0], kind, name) for proxies, _, kind, name, *_ in asked] == (
+        [(7, known, criterion.__name__)] if known else []
+    )
+    assert torch.equal(attacked, norms.expand(-1, 8)) == bool(known)
 
 
-@on_gpu
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("num_classes", [7, 50, 90])
 @pytest.mark.parametrize("criterion", CRITERIA)
 @pytest.mark.parametrize("make", [CosineHead, LocalSimilarityHead], ids=lambda kind: kind.__name__)
-def test_the_kernel_makes_the_same_attack(device, make, criterion, num_classes):
+def test_the_kernel_makes_the_same_attack(monkeypatch, make, criterion, num_classes):
     pytest.importorskip("triton")
-    from ccfa.augmentation.attack_kernel import fused_attack
-
-    head = grown(make(64), num_classes).to(device)
-    start, norms, targets, alpha = (tensor.to(device) for tensor in problem(64, num_classes, 645))  # no whole tiles
-    gradient = closed_form_gradient(head, criterion)
-    expected, expected_labels = sign_steps(head, gradient, start, norms, targets, alpha, 10)
-    attack = attack_on(head.float(), criterion, on_gpu=True)
-    assert attack.func is fused_attack
-    attacked, labels = attack(start.float(), norms.float(), targets, alpha.float(), 10)
+    head = grown(make(64), num_classes).cuda()
+    start, norms, targets, alpha = (tensor.cuda() for tensor in problem(64, num_classes, 645))  # no whole tiles
+    by_kernel, answers = module.sphere_attack, []
+    monkeypatch.setattr(module, "sphere_attack", lambda *problem: None)
+    expected, expected_labels = attack(head, criterion, start, norms, targets, alpha, 10)
+    monkeypatch.setattr(module, "sphere_attack", lambda *problem: answers.append(by_kernel(*problem)) or answers[-1])
+    attacked, labels = attack(head.float(), criterion, start.float(), norms.float(), targets, alpha.float(), 10)
+    assert answers[0] is not None
     # A sign is a matter of rounding where the gradient is almost 0; a wrong gradient would change most of them.
     assert ((attacked - expected).abs() > 1e-4).double().mean() < 0.005
     assert (labels == expected_labels).double().mean() > 0.99
 
 
-@on_gpu
-def test_what_the_kernel_does_not_know_is_attacked_without_it(device):
-    pytest.importorskip("triton")
-    for head, criterion in (
-        (LinearHead(64), cross_entropy),
-        (CosineHead(48), cross_entropy),
-        (LocalSimilarityHead(64, margin=0.6), nca),
-    ):
-        assert way(attack_on(grown(head).to(device), criterion, on_gpu=True)) == "closed_form_gradient"
-    assert way(attack_on(grown(Foreign(64)).to(device), cross_entropy, on_gpu=True)) == "autograd_gradient"
-
-
-@on_gpu
-@pytest.mark.parametrize("num_places", [3, 10])
-@pytest.mark.parametrize("num_old", [50, 90, 950])
-def test_the_kernel_s_assignment_is_as_good_and_as_balanced(device, num_old, num_places):
-    pytest.importorskip("triton")
-    from ccfa.augmentation.balanced_kernel import fused_solve
-
-    num_rows = 128
-    scores = 3 * torch.randn(num_rows, num_old, generator=torch.Generator().manual_seed(0))
-    confidences, classes = scores.to(device).softmax(dim=1).topk(num_places)
-    share = torch.tensor(num_rows / num_old, device=device)
-
-    def objective(assigned):
-        sums = torch.zeros(num_old, device=device).index_add(0, classes.flatten(), assigned.flatten())
-        return float((confidences * assigned).sum() - (sums - share).abs().sum()) / num_rows
-
-    plain = solve(confidences, classes, num_old, share)
-    fused = fused_solve(confidences, classes, num_old, share, ITERATIONS, RESTART, PRICE_WEIGHT)
-    assert objective(fused) == pytest.approx(objective(plain), abs=1e-3)
-    assert objective(assign(confidences, classes, num_old, share)) == pytest.approx(objective(plain), abs=1e-3)
-    torch.testing.assert_close(fused.sum(dim=1), torch.ones(num_rows, device=device), rtol=0, atol=1e-4)
-    assert fused.min() >= 0
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_other_dimensions_are_attacked_without_the_kernel():
+    head, (start, norms, targets, alpha) = grown(CosineHead(48)), problem(48)
+    expected, _ = attack(head, cross_entropy, start, norms, targets, alpha, 5)
+    found, _ = attack(head.cuda(), cross_entropy, *(part.cuda() for part in (start, norms, targets, alpha)), 5)
+    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-9)

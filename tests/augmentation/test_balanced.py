@@ -1,22 +1,18 @@
 """Balanced targets against the linear program solved exactly, and what must hold whatever the scores are."""
 
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import linprog
 from scipy.sparse import coo_array, eye_array, vstack
-from sklearn.datasets import load_digits
-from sklearn.linear_model import LogisticRegression
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ccfa.augmentation import CCFA, Samples
-from ccfa.augmentation.balanced import draw_places, onto_simplex, solve
+from ccfa.augmentation.balanced import draw_places
 from ccfa.augmentation.targets import Balanced, most_confident, target_rule
 from ccfa.errors import UsageError
 from ccfa.losses.classification import cross_entropy
-from ccfa.models.heads import CosineHead
+from ccfa.models import CosineHead, LinearHead
 
 NUM_ROWS, TOLERANCE = 128, 0.003
 
@@ -79,11 +75,6 @@ def imbalance(dense) -> float:
     return np.abs(dense.sum(axis=0) - num_rows / num_old).sum()
 
 
-def value(dense, matrix) -> float:
-    """Eq. 2."""
-    return confidence(dense, matrix) - imbalance(dense)
-
-
 def of_a_cosine_head(num_old: int, seed: int, scale: float = 12.0):
     """Logits of 128 rows near the weights of their classes, ten of them new."""
     random = np.random.default_rng(seed)
@@ -102,41 +93,21 @@ def of_random_numbers(num_old: int, seed: int):
     return logits, random.integers(0, num_old + 10, NUM_ROWS)
 
 
-@cache
-def digits_never_seen():
-    """Logits of a classifier trained on other digits, and the labels."""
-    images, labels = load_digits(return_X_y=True)
-    trained = LogisticRegression().fit(images[:600] / 16, labels[:600])
-    return trained.decision_function(images[600:] / 16), labels[600:]
-
-
-def of_the_digits(num_old: int, seed: int):
-    """The logits of 128 real images."""
-    logits, labels = digits_never_seen()
-    rows = np.random.default_rng(seed).choice(len(labels), NUM_ROWS, replace=False)
-    return logits[rows], labels[rows]
-
-
-CASES = [
-    *((logits, num_old) for logits in (of_a_cosine_head, of_random_numbers) for num_old in (50, 90, 950)),
-    (of_the_digits, 8),
-    (of_the_digits, 5),
-]
-
-
-@pytest.mark.parametrize("k", [3, 5, 10])
+@pytest.mark.parametrize("k", [3, 10])
 @pytest.mark.parametrize("scores", ["softmax", "logits"])
-@pytest.mark.parametrize(("made", "num_old"), CASES)
+@pytest.mark.parametrize(
+    ("made", "num_old"), [(of_a_cosine_head, 50), (of_a_cosine_head, 950), (of_random_numbers, 90)]
+)
 def test_the_objective_is_that_of_the_linear_program(made, num_old, scores, k):
-    for seed in range(2):
-        logits, labels = made(num_old, seed)
-        logits, labels = torch.tensor(logits, dtype=torch.float32), torch.tensor(labels)[:, None]
-        confidences = logits.softmax(dim=1) if scores == "softmax" else logits
-        matrix = allowed_confidences(confidences.numpy(), labels.numpy(), num_old, k)
-        assigned, classes, valid = Balanced(k, scores).assignment(logits, labels, num_old)
-        assert valid.all()
-        gap = (value(exact(matrix), matrix) - value(dense_of(assigned, classes, matrix), matrix)) / NUM_ROWS
-        assert -1e-5 < gap < TOLERANCE
+    logits, labels = made(num_old, seed=0)
+    logits, labels = torch.tensor(logits, dtype=torch.float32), torch.tensor(labels)[:, None]
+    confidences = logits.softmax(dim=1) if scores == "softmax" else logits
+    matrix = allowed_confidences(confidences.numpy(), labels.numpy(), num_old, k)
+    assigned, classes, valid = Balanced(k, scores).assignment(logits, labels, num_old)
+    assert valid.all()
+    best, found = exact(matrix), dense_of(assigned, classes, matrix)
+    gap = (confidence(best, matrix) - imbalance(best) - confidence(found, matrix) + imbalance(found)) / NUM_ROWS
+    assert -1e-5 < gap < TOLERANCE
 
 
 def with_own_probability(own, num_old: int):
@@ -148,22 +119,11 @@ def with_own_probability(own, num_old: int):
     return logits, labels
 
 
-@pytest.mark.parametrize("k", [3, 5, 10])
-@pytest.mark.parametrize("num_old", [50, 99])
-@pytest.mark.parametrize("own", [0.3, 0.9, 0.99, "mixed"])
+@pytest.mark.parametrize(("num_old", "k"), [(50, 3), (99, 10), (6, 6)])  # 6 of 6: own classes take places
+@pytest.mark.parametrize("own", [0.3, 0.999, np.random.default_rng(0).uniform(0.3, 0.99, NUM_ROWS)])
 def test_confidence_gained_is_that_of_the_linear_program(own, num_old, k):
-    own = np.random.default_rng(0).uniform(0.3, 0.99, NUM_ROWS) if own == "mixed" else own
-    assert_gains(*with_own_probability(own, num_old), num_old, k)
-
-
-def test_own_classes_do_not_set_the_scale():
-    """With K as large as the number of old classes, own classes have places of their own, which do not count."""
-    logits, labels = with_own_probability(0.999, 6)
-    assert_gains(logits, labels, 6, 6)
-
-
-def assert_gains(logits, labels, num_old: int, k: int):
     """The objective hides it: beside a sure own class, all confidences together are smaller than its tolerance."""
+    logits, labels = with_own_probability(own, num_old)
     logits, labels = torch.tensor(logits, dtype=torch.float32), torch.tensor(labels)[:, None]
     matrix = allowed_confidences(logits.softmax(dim=1).numpy(), labels.numpy(), num_old, k)
     assigned, classes, _ = Balanced(k).assignment(logits, labels, num_old)
@@ -172,14 +132,6 @@ def assert_gains(logits, labels, num_old: int, k: int):
     evenly = confidence(allowed / allowed.sum(axis=1, keepdims=True), matrix)
     assert confidence(ours, matrix) - evenly > 0.95 * (confidence(best, matrix) - evenly)
     assert (imbalance(ours) - imbalance(best)) / NUM_ROWS < TOLERANCE / 2
-
-
-def test_confidences_that_round_to_zero_are_balanced():
-    logits = torch.zeros(NUM_ROWS, 12)
-    logits[:, 11] = 1e4
-    assigned, classes, _ = Balanced(10).assignment(logits, torch.full((NUM_ROWS, 1), 11), 10)
-    sums = torch.zeros(10).index_add(0, classes.flatten(), assigned.flatten())
-    torch.testing.assert_close(sums, torch.full((10,), NUM_ROWS / 10), atol=1e-3, rtol=0)
 
 
 def test_one_class_is_the_most_confident():
@@ -191,15 +143,16 @@ def test_one_class_is_the_most_confident():
     assert torch.equal(balanced.valid, confident.valid)
 
 
-@pytest.mark.parametrize("num_old", [4, 10, 50])
-def test_equal_scores_are_spread_evenly(num_old):
-    labels = torch.full((NUM_ROWS, 1), num_old)
-    assigned, classes, _ = Balanced(num_old).assignment(torch.zeros(NUM_ROWS, num_old + 2), labels, num_old)
+@pytest.mark.parametrize(("num_old", "own_logit"), [(4, 0.0), (50, 0.0), (10, 1e4)])  # softmax rounds others to 0
+def test_equal_scores_are_spread_evenly(num_old, own_logit):
+    logits, labels = torch.zeros(NUM_ROWS, num_old + 2), torch.full((NUM_ROWS, 1), num_old)
+    logits[:, num_old] = own_logit
+    assigned, classes, _ = Balanced(num_old).assignment(logits, labels, num_old)
     sums = torch.zeros(num_old).index_add(0, classes.flatten(), assigned.flatten())
     torch.testing.assert_close(sums, torch.full((num_old,), NUM_ROWS / num_old), atol=1e-3, rtol=0)
 
 
-def test_rows_with_too_few_classes_take_what_they_may_and_rows_with_none_are_invalid():
+def test_rows_with_few_classes_take_what_they_may():
     labels = torch.tensor([[0, 1], [0, 0], [2, 1], [4, 5], [2, 2]])
     for num_old, expected in [(2, [False, True, True, True, True]), (3, [True] * 5)]:
         drawn = Balanced(10)(torch.randn(5, 6, generator=seeded(0)), labels, num_old, 200, seeded(1))
@@ -219,12 +172,6 @@ def test_rows_without_a_class_do_not_count():
     assert (classes[:4] == 2).all()
 
 
-def test_logits_further_apart_than_any_price_choose_alone():
-    logits, labels = of_a_cosine_head(50, 3, scale=1e7)
-    arguments = torch.tensor(logits), torch.tensor(labels)[:, None], 50, 2, seeded(0)
-    assert torch.equal(Balanced(5, "logits")(*arguments).classes, most_confident(*arguments).classes)
-
-
 def test_places_are_drawn_as_often_as_the_assignment_says():
     assigned = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.0, 1.0, 0.0, 0.0]])
     places = draw_places(assigned, 20000, seeded(0))
@@ -235,38 +182,10 @@ def test_places_are_drawn_as_often_as_the_assignment_says():
     assert not torch.equal(places[:50], draw_places(assigned, 50, seeded(1)))
 
 
-def test_projection_onto_the_simplex_as_by_bisection():
-    rows = 3 * np.random.default_rng(0).standard_normal((50, 6))
-    low, high = rows.min(axis=1, keepdims=True) - 1, rows.max(axis=1, keepdims=True)
-    for _ in range(100):
-        middle = (low + high) / 2
-        too_much = np.maximum(rows - middle, 0).sum(axis=1, keepdims=True) > 1
-        low, high = np.where(too_much, middle, low), np.where(too_much, high, middle)
-    projected = onto_simplex(torch.tensor(rows), torch.arange(1, 7))
-    np.testing.assert_allclose(projected.numpy(), np.maximum(rows - low, 0), atol=1e-12)
-
-
 def test_no_operator_looks_at_the_data():
-    with FakeTensorMode():
-        logits, labels = torch.randn(32, 20), torch.randint(0, 20, (32, 2))
-        drawn = Balanced(5)(logits, labels, 15, 3, torch.Generator())
-        assert drawn.classes.shape == drawn.valid.shape == (3, 32)
-        with pytest.raises(DataDependentOutputException):
-            logits.sum().item()
-
-
-def test_the_solver_keeps_the_precision_it_is_given():
-    logits, labels = of_random_numbers(50, 5)
-    single, double = (
-        Balanced(5).assignment(torch.tensor(logits, dtype=dtype), torch.tensor(labels)[:, None], 50)[0]
-        for dtype in (torch.float32, torch.float64)
-    )
-    assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
-    torch.testing.assert_close(single.double(), double, atol=1e-2, rtol=0)
-
-
-def test_no_iterations_leave_every_row_undecided():
-    assert torch.equal(solve(torch.rand(4, 2), torch.zeros(4, 2, dtype=torch.long), 3, 1.0, 0), torch.full((4, 2), 0.5))
+    with FakeTensorMode():  # its tensors have no data
+        drawn = Balanced(5)(torch.randn(32, 20), torch.randint(0, 20, (32, 2)), 15, 3, torch.Generator())
+    assert drawn.classes.shape == drawn.valid.shape == (3, 32)
 
 
 def test_ccfa_with_balanced_targets_reaches_more_classes():
@@ -284,27 +203,18 @@ def test_ccfa_with_balanced_targets_reaches_more_classes():
     assert reached["balanced-10-logits"] > reached["most-confident"]
 
 
-def test_the_names_of_the_rules():
+def test_rules_have_names_and_limits():
     assert target_rule("balanced-10") == Balanced(10)
     assert target_rule("balanced-3-logits") == Balanced(3, "logits")
     for name in ("balanced", "balanced-0", "balanced-x", "balanced-3-softmax"):
-        with pytest.raises(UsageError, match=rf"Unknown target rule '{name}'.* Known: balanced-K, balanced-K-logits, "):
-            target_rule(name)
-    with pytest.raises(UsageError, match="Unknown target rule"):
-        CCFA(target="balanced-")
-
-
-@pytest.mark.parametrize("options", [{"k": 0}, {"k": 3, "scores": "cosine"}])
-def test_impossible_options_are_refused(options):
-    with pytest.raises(UsageError, match=r"need k >= 1 and scores 'softmax' or 'logits'; got k="):
-        Balanced(**options)
+        with pytest.raises(UsageError, match=rf"{name}.*balanced-K-logits"):
+            CCFA(target=name)
+    for options in ({"k": 0}, {"k": 3, "scores": "cosine"}):
+        with pytest.raises(UsageError, match="k="):
+            Balanced(**options)
 
 
 def test_temporary_outputs_are_no_seen_classes():
-    from ccfa.augmentation import CCFA, Samples
-    from ccfa.losses.classification import cross_entropy
-    from ccfa.models import LinearHead
-
     def draws(num_auxiliary):
         generator = torch.Generator().manual_seed(0)
         head = LinearHead(8)

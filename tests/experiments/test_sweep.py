@@ -14,8 +14,8 @@ from ccfa.errors import DivergedError, LockedError, Stopped, UsageError
 from ccfa.experiments.run_directory import locked
 from ccfa.experiments.stopping import Stop
 from ccfa.experiments.sweep import experiments_of, run_all, sweep
+from ccfa.kernels.graphs import Lane, own_stream
 from ccfa.learning import Learner
-from ccfa.learning.streams import Lane, own_stream
 from ccfa.methods import METHODS
 from ccfa.settings import Experiment, Grid, Running
 from toy_runs import Silent, toy_resolved

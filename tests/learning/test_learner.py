@@ -1,3 +1,5 @@
+"""Learning stage by stage, predicting, and the memory of exemplars."""
+
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -5,15 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-import ccfa.learning.learner as loop
+import ccfa.learning.learner as module
 from ccfa.augmentation import CCFA
 from ccfa.data import Stage, Transforms
-from ccfa.errors import CcfaError, DivergedError, ModelError, UsageError
+from ccfa.errors import DivergedError, ModelError, UsageError
+from ccfa.kernels.graphs import own_stream
 from ccfa.learning import Learner
+from ccfa.learning.learner import ExemplarMemory, joined
 from ccfa.learning.loop import optimise
 from ccfa.learning.step import step_losses
-from ccfa.learning.streams import own_stream
 from ccfa.methods import Budget, with_augmentation
+from ccfa.methods.method import EVERYTHING, NOTHING
 from ccfa.methods.selection import herd
 from toys import STAGES, TOY, Recorder, begun, learned, rows_of, tiny, toy_images
 
@@ -24,44 +28,49 @@ def unit(rows: np.ndarray) -> np.ndarray:
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
-@pytest.mark.parametrize("stage", [STAGES[1], STAGES[2], Stage(0, 2, 4), Stage(1, 0, 2)])
-def test_the_first_stage_comes_first(stage):
-    with pytest.raises(UsageError, match="learn the stages in order"):
-        Learner(tiny("finetune"), toy_images()).learn(stage)
+def same_weights(one: Learner, other: Learner) -> bool:
+    left, right = one.network.state_dict(), other.network.state_dict()
+    return all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_no_stage_twice_and_none_left_out():
-    learner = learned(tiny("finetune"), 1)
-    for stage in (STAGES[0], STAGES[2], Stage(1, 1, 3)):
+def test_stages_come_in_order_and_once():
+    learner = Learner(tiny("finetune", epochs=1), toy_images())
+    for wrong in (STAGES[1], STAGES[2], Stage(0, 2, 4), Stage(1, 0, 2)):
         with pytest.raises(UsageError, match="does not follow"):
-            learner.learn(stage)
+            learner.learn(wrong)
+    learner.learn(STAGES[0])
+    for wrong in (STAGES[0], STAGES[2], Stage(1, 1, 3)):
+        with pytest.raises(UsageError, match="does not follow"):
+            learner.learn(wrong)
+    with pytest.raises(UsageError, match="6 classes"):
+        learner.learn(Stage(1, 2, 8))
     learner.learn(STAGES[1])
     assert learner.stage == STAGES[1]
 
 
-def test_observer_is_told_every_step_and_epoch():
+@pytest.fixture(scope="module")
+def observed():
     recorder = Recorder()
-    learned(tiny("podnet"), 2, observer=recorder)
-    told = [(p.stage.index, p.phase, p.epoch, p.num_epochs, p.num_batches) for p, _, _ in recorder.epochs]
-    assert told == [
+    return learned(tiny("podnet"), 2, observer=recorder), recorder
+
+
+def test_observers_see_every_step_and_epoch(observed):
+    _, recorder = observed
+    epochs = [(p.stage.index, p.phase, p.epoch, p.num_epochs, p.num_batches) for p, _, _ in recorder.epochs]
+    assert epochs == [
         *((0, "main", epoch, 2, 2) for epoch in range(2)),  # 24 rows
         *((1, "main", epoch, 2, 2) for epoch in range(2)),  # 24 new and 6 exemplars
         *((1, "balanced", epoch, 2, 1) for epoch in range(2)),  # 12 exemplars
     ]
-    assert len(recorder.batches) == 10
-    assert [p.batch for p, _ in recorder.batches[:4]] == [0, 1, 0, 1]
-    assert {p.batch_size for p, _ in recorder.batches if p.phase == "main"} == {16}
-    assert {p.batch_size for p, _ in recorder.batches if p.phase == "balanced"} == {12}
+    assert [(p.batch, p.batch_size) for p, _ in recorder.batches] == [(0, 16), (1, 16)] * 4 + [(0, 12)] * 2
     for progress, means, _ in recorder.epochs:
         steps = [losses for p, losses in recorder.batches if p[:3] == progress[:3]]
         for name, mean in means.items():
             assert mean == pytest.approx(np.mean([losses[name] for losses in steps]), rel=1e-5)
 
 
-def test_terms_act_from_the_second_stage_on():
-    recorder = Recorder()
-    learned(tiny("podnet"), 2, observer=recorder)
-    names = {progress.stage.index: set(losses) for progress, losses in recorder.batches}
+def test_terms_act_from_the_second_stage_on(observed):
+    names = {progress.stage.index: set(losses) for progress, losses in observed[1].batches}
     assert names[0] == {"classification", "loss"}
     assert names[1] == {"classification", "loss", "pod-flat", "pod-spatial"}
 
@@ -74,81 +83,66 @@ def test_augmented_features_never_touch_the_terms():
         return step_losses(learner, learner.training_rows()[:16], main, learner.generator("one step"))
 
     without, with_ccfa = losses(tiny("podnet")), losses(with_augmentation(tiny("podnet"), CCFA(count=2)))
-    assert torch.equal(without["pod-flat"], with_ccfa["pod-flat"])
-    assert torch.equal(without["pod-spatial"], with_ccfa["pod-spatial"])
-    assert not torch.equal(without["classification"], with_ccfa["classification"])
+    changed = [name for name in without if not torch.equal(without[name], with_ccfa[name])]
+    assert changed == ["classification", "loss"]
 
 
 @pytest.mark.parametrize(
     ("augmentation", "changes"), [(CCFA(count=0), False), (CCFA(phases=()), False), (CCFA(), True)]
 )
-def test_an_augmentation_without_copies_or_phases_changes_nothing(augmentation, changes):
-    plain = learned(tiny("podnet"), 2).network.state_dict()
-    augmented = learned(with_augmentation(tiny("podnet"), augmentation), 2).network.state_dict()
-    assert all(torch.equal(plain[key], augmented[key]) for key in plain) != changes
+def test_ccfa_without_copies_or_phases_changes_nothing(observed, augmentation, changes):
+    augmented = learned(with_augmentation(tiny("podnet"), augmentation), 2)
+    assert same_weights(observed[0], augmented) != changes
 
 
-def test_the_first_stage_is_the_same_with_ccfa():
-    plain, augmented = learned(tiny("ucir"), 1), learned(with_augmentation(tiny("ucir"), CCFA()), 1)
-    for old, new in zip(plain.network.parameters(), augmented.network.parameters(), strict=True):
-        assert torch.equal(old, new)
-
-
-def test_two_seeds_are_kept_apart():
+def test_initialisation_and_batches_have_seeds_of_their_own():
     def start(**seeds):
         recorder = Recorder()
-        learner = Learner(tiny("replay"), toy_images(), observer=recorder, **seeds)
-        conv = learner.network.backbone.levels[0][0].weight.detach().clone()
+        learner = Learner(tiny("finetune", epochs=1), toy_images(), observer=recorder, **seeds)
+        weight = learner.network.backbone.levels[0][0].weight.flatten()[0].item()
         learner.learn(STAGES[0])
-        return conv, learner.generator("batches", 0, 0).initial_seed(), recorder.batches[0][1]["loss"]
+        return weight, learner.generator("batches", 0, 0).initial_seed(), recorder.batches[0][1]["loss"]
 
-    usual, same, other_batches, other_start = (
-        start(seed=0),
-        start(seed=0, batch_seed=0),
-        start(seed=0, batch_seed=5),
-        start(seed=5, batch_seed=0),
-    )
-    assert torch.equal(usual[0], same[0])
-    assert usual[1:] == same[1:]
-    assert torch.equal(usual[0], other_batches[0])
-    assert usual[1] != other_batches[1]
-    assert usual[2] != other_batches[2]
-    assert not torch.equal(usual[0], other_start[0])
-    assert usual[1] == other_start[1]
+    usual, same = start(seed=0), start(seed=0, batch_seed=0)
+    other_batches, other_weights = start(seed=0, batch_seed=5), start(seed=5, batch_seed=0)
+    assert usual == same
+    assert [one == other for one, other in zip(usual, other_batches, strict=True)] == [True, False, False]
+    assert [one == other for one, other in zip(usual, other_weights, strict=True)] == [False, True, False]
 
 
-def test_the_global_random_state_is_neither_read_nor_moved():
-    torch.manual_seed(1)
-    first = learned(tiny("podnet"), 2).network.state_dict()
+def test_torchs_generator_is_neither_read_nor_moved(observed):
     torch.manual_seed(2)
     before = torch.random.get_rng_state()
-    second = learned(tiny("podnet"), 2).network.state_dict()
+    assert same_weights(observed[0], learned(tiny("podnet"), 2))
     assert torch.equal(before, torch.random.get_rng_state())
-    assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-def test_prediction_does_not_depend_on_its_batches(monkeypatch):
-    learner = learned(tiny("podnet"), 2)
-    whole = learner.predict(TEST.images)
-    state = {key: value.clone() for key, value in learner.network.state_dict().items()}
-    monkeypatch.setattr(loop, "EVALUATION_BATCH", 7)
-    assert torch.equal(learner.predict(TEST.images), whole)
-    assert torch.equal(torch.cat([learner.predict(TEST.images[:1]), learner.predict(TEST.images[1:])]), whole)
-    assert all(torch.equal(state[key], value) for key, value in learner.network.state_dict().items())
-
-
-def test_prediction_is_the_largest_logit():
-    learner = learned(tiny("podnet"), 2)
+def test_prediction_is_the_largest_logit_in_batches_of_any_size(observed, monkeypatch):
+    learner, _ = observed
     pixels = TEST.images.numpy().astype(np.float32) / 255
     with torch.no_grad():
         logits = learner.network.eval()(torch.from_numpy((pixels - 0.5) / 0.25)).numpy()
-    assert learner.predict(TEST.images).tolist() == logits.argmax(axis=1).tolist()
+    state = {key: value.clone() for key, value in learner.network.state_dict().items()}
+    for size in (500, 7):
+        monkeypatch.setattr(module, "EVALUATION_BATCH", size)
+        assert learner.predict(TEST.images).tolist() == logits.argmax(axis=1).tolist()
+    assert all(torch.equal(state[key], value) for key, value in learner.network.state_dict().items())
+    assert learner.predict(TEST.images[:0]).shape == (0,)
+
+
+def test_predictions_are_of_uint8_images(observed):
+    learner, images = observed[0], TEST.images
+    assert torch.equal(learner.predict(images.numpy()), learner.predict(images))
+    for wrong in (images.float() / 255, images.to(torch.int8), images[:, :1], images[0], images.numpy() / 255):
+        with pytest.raises(UsageError, match="uint8"):
+            learner.predict(wrong)
+    with pytest.raises(UsageError, match="learn a stage"):
+        Learner(tiny("podnet"), toy_images()).predict(images)
 
 
 @pytest.mark.parametrize("flip", [True, False])
-def test_nearest_mean_against_numpy(flip):
-    method = replace(tiny("replay"), transforms=replace(TOY, flip=flip))
-    learner = learned(method, 2)
+def test_nearest_mean_is_numpys(flip):
+    learner = learned(replace(tiny("replay", epochs=1), transforms=replace(TOY, flip=flip)), 2)
 
     def embed(images):
         pixels = torch.from_numpy((images.astype(np.float32) / 255 - 0.5) / 0.25)
@@ -165,28 +159,31 @@ def test_nearest_mean_against_numpy(flip):
 
 
 def test_nearest_mean_needs_exemplars():
-    with pytest.raises(UsageError, match="finetune keeps no exemplars"):
-        learned(tiny("finetune"), 1).predict_by_nearest_mean(TEST.images)
+    with pytest.raises(UsageError, match="finetune"):
+        learned(tiny("finetune", epochs=1), 1).predict_by_nearest_mean(TEST.images)
 
 
-def test_rows_of_a_stage():
-    learner = begun(tiny("podnet"), STAGES[1])
+def test_evaluation_counts_seen_classes(observed):
+    learner, _ = observed
+    seen = TEST.subset(TEST.rows(0, 4))
+    right, old = (learner.predict(seen.images) == seen.labels).float(), seen.labels < 2
+    expected = {"accuracy": right.mean(), "old_accuracy": right[old].mean(), "new_accuracy": right[~old].mean()}
+    assert learner.evaluate(TEST) == pytest.approx({name: float(value) for name, value in expected.items()})
+    first = learned(tiny("finetune", epochs=1), 1)
+    assert first.evaluate(TEST).keys() == {"accuracy", "new_accuracy"}
+
+
+@pytest.mark.parametrize(("budget", "old"), [(Budget(per_class=3), 3), (Budget(total=14), 7)])
+def test_rows_of_a_stage(budget, old):
+    learner = begun(tiny("podnet", budget, epochs=1), STAGES[1])
     labels = learner.train.labels
     assert [labels[rows].unique().tolist() for rows in learner.new_classes()] == [[2], [3]]
-    assert torch.bincount(labels[learner.training_rows()], minlength=6).tolist() == [3, 3, 12, 12, 0, 0]
+    assert torch.bincount(labels[learner.training_rows()], minlength=6).tolist() == [old, old, 12, 12, 0, 0]
     assert torch.bincount(labels[learner.balanced_rows()], minlength=6).tolist() == [3, 3, 3, 3, 0, 0]
 
 
-def test_a_shared_memory_keeps_the_balanced_rows_balanced():
-    learner = begun(tiny("podnet", Budget(total=14)), STAGES[1])
-    counts = torch.bincount(learner.train.labels[learner.training_rows()], minlength=6)
-    assert counts.tolist() == [7, 7, 12, 12, 0, 0]
-    balanced = torch.bincount(learner.train.labels[learner.balanced_rows()], minlength=6)
-    assert balanced.tolist() == [3, 3, 3, 3, 0, 0]
-
-
-def test_stored_exemplars_are_chosen_with_the_final_network():
-    learner = learned(tiny("podnet"), 2)
+def test_exemplars_are_chosen_with_the_final_network(observed):
+    learner, _ = observed
     for label in (2, 3):
         rows = learner.train.rows(label, label + 1)
         (picked,) = herd([learner.embeddings(rows)], 3, torch.Generator())
@@ -194,59 +191,35 @@ def test_stored_exemplars_are_chosen_with_the_final_network():
 
 
 def test_previous_is_the_network_of_the_stage_before():
-    learner = learned(tiny("podnet"), 1)
+    learner, seen = learned(tiny("podnet", epochs=1), 1), []
     state = {key: value.clone() for key, value in learner.network.state_dict().items()}
-    phases_seen = []
-    method = replace(learner.method, prepare=lambda view: phases_seen.append(view.previous))
-    learner.method = method
+    learner.method = replace(learner.method, prepare=lambda view: seen.append(view.previous))
     learner.learn(STAGES[1])
-    (previous,) = phases_seen
+    (previous,) = seen
     assert not previous.training
     assert not any(parameter.requires_grad for parameter in previous.parameters())
     assert all(torch.equal(state[key], value) for key, value in previous.state_dict().items())
     assert learner.previous is not previous
 
 
-def test_divergence_is_an_error_that_says_where():
-    method = tiny("finetune", lr=1e30)
-    with pytest.raises(DivergedError, match=r"stage 1, phase main, epoch 1 of \d+, at a learning rate of 1e\+30"):
-        Learner(method, toy_images()).learn(STAGES[0])
+def test_divergence_says_where():
+    with pytest.raises(DivergedError, match=r"stage 1, phase main, epoch 1 .*1e\+30"):
+        Learner(tiny("finetune", lr=1e30), toy_images()).learn(STAGES[0])
 
 
-def test_batch_norm_is_left_alone_where_the_phase_says_so():
-    def moved(train_batch_norm):
-        method = tiny("podnet")
-        balanced = replace(method.phases(STAGES[1])[1], train_batch_norm=train_batch_norm)
-        learner = begun(method, STAGES[1])
-        before = {key: value.clone() for key, value in learner.network.named_buffers()}
-        optimise(learner, balanced, 1)
-        return [key for key, value in learner.network.named_buffers() if not torch.equal(value, before[key])]
-
-    assert moved(train_batch_norm=False) == []
-    assert len(moved(train_batch_norm=True)) == 3 * 7  # mean, variance, count of each of small's batch norms
+@pytest.mark.parametrize(("train", "num_changed"), [(False, 0), (True, 3 * 7)])
+def test_phases_decide_about_batch_norm(train, num_changed):
+    learner = begun(tiny("podnet", epochs=1), STAGES[1])
+    before = {key: value.clone() for key, value in learner.network.named_buffers()}
+    optimise(learner, replace(learner.method.phases(STAGES[1])[1], train_batch_norm=train), 1)
+    changed = [key for key, value in learner.network.named_buffers() if not torch.equal(value, before[key])]
+    assert len(changed) == num_changed  # mean, variance and count of each of small's batch norms
 
 
 def test_transforms_for_other_channels_are_refused():
     method = replace(tiny("finetune"), transforms=Transforms((0.5,), (0.5,)))
     with pytest.raises(UsageError, match="3 channels"):
         Learner(method, toy_images()).learn(STAGES[0])
-
-
-def test_no_images_have_no_predictions():
-    predicted = learned(tiny("podnet"), 1).predict(TEST.images[:0])
-    assert predicted.shape == (0,)
-    assert predicted.dtype == torch.int64
-
-
-def test_there_is_nothing_to_predict_before_the_first_stage():
-    with pytest.raises(UsageError, match="learn"):
-        Learner(tiny("podnet"), toy_images()).predict(TEST.images)
-
-
-def test_a_stage_must_have_training_images():
-    learner = learned(tiny("replay"))
-    with pytest.raises(CcfaError, match="6"):
-        learner.learn(Stage(3, 6, 8))
 
 
 @pytest.mark.gpu
@@ -265,56 +238,59 @@ def test_learners_in_threads_share_one_copy_on_the_device():
     assert len({one.train.fingerprint for one in learners}) == 1
 
 
-def test_predictions_are_of_uint8_images():
-    learner = Learner(tiny("podnet", epochs=1), toy_images(), device="cpu")
-    images = toy_images(seed=1).images
-    with pytest.raises(UsageError, match="learn a stage first"):
-        learner.predict(images)
-    learner.learn(STAGES[0])
-    expected = learner.predict(images)
-    assert torch.equal(learner.predict(images.numpy()), expected)
-    for wrong in (
-        images.float() / 255,
-        images.to(torch.int8),
-        images.bool(),
-        images[:, :1],
-        images[0],
-        images.numpy() / 255,
-    ):
-        with pytest.raises(UsageError, match="uint8"):
-            learner.predict(wrong)
-
-
-def test_evaluation_counts_seen_classes():
-    learner = Learner(tiny("podnet", epochs=1), toy_images(), device="cpu")
-    test = toy_images(seed=1)
-    learner.learn(STAGES[0])
-    assert learner.evaluate(test).keys() == {"accuracy", "new_accuracy"}
-    learner.learn(STAGES[1])
-    found = learner.evaluate(test)
-    seen = test.subset(test.rows(0, STAGES[1].num_seen))
-    right = (learner.predict(seen.images) == seen.labels).float()
-    old = seen.labels < STAGES[1].num_old
-    assert found["accuracy"] == pytest.approx(float(right.mean()))
-    assert found["old_accuracy"] == pytest.approx(float(right[old].mean()))
-    assert found["new_accuracy"] == pytest.approx(float(right[~old].mean()))
-
-
-def test_a_saved_learner_goes_on_as_if_nothing_had_happened(tmp_path):
-    one, other = (Learner(tiny("podnet", epochs=1), toy_images(), seed=3, device="cpu") for _ in range(2))
+def test_saved_learners_continue_exactly(tmp_path):
+    one, other = (Learner(tiny("podnet", epochs=1), toy_images(), seed=3) for _ in range(2))
     one.learn(STAGES[0])
     one.save(tmp_path / "learner.safetensors")
     other.load(tmp_path / "learner.safetensors")
     for learner in (one, other):
         learner.learn(STAGES[1])
-    for name, tensor in one.network.state_dict().items():
-        assert torch.equal(tensor, other.network.state_dict()[name])
+    assert same_weights(one, other)
     with pytest.raises(ModelError, match="seed 3, not 4"):
-        Learner(tiny("podnet", epochs=1), toy_images(), seed=4, device="cpu").load(tmp_path / "learner.safetensors")
+        Learner(tiny("podnet", epochs=1), toy_images(), seed=4).load(tmp_path / "learner.safetensors")
 
 
-def test_tiny_images_use_one_thread(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    torch.set_num_threads(2)
-    Learner(tiny("podnet", epochs=1), toy_images(), device="cpu")
-    assert torch.get_num_threads() == 1
+def classes(*sizes: int, first: int = 0) -> list[torch.Tensor]:
+    return [100 * (first + label) + torch.arange(size) for label, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "num_seen", "expected"),
+    [
+        (Budget(per_class=20), 100, 20),
+        (Budget(per_class=0), 10, 0),
+        (Budget(total=2000), 60, 33),
+        (Budget(total=5), 6, 0),
+        (NOTHING, 10, 0),
+    ],
+)
+def test_quota(budget, num_seen, expected):
+    assert budget.quota(num_seen) == expected
+    assert EVERYTHING.quota(1000) > 1_281_167
+    for options in ({"per_class": -1}, {"total": -1}):
+        with pytest.raises(UsageError, match="-1"):
+            Budget(**options)
+
+
+def test_old_exemplars_are_kept_in_order():
+    memory = ExemplarMemory(Budget(per_class=3))
+    memory.update(classes(3, 3))
+    memory.update(classes(3, 2, first=2))
+    assert rows_of(memory.classes) == [[0, 1, 2], [100, 101, 102], [200, 201, 202], [300, 301]]
+    assert len(memory) == 11
+
+
+def test_a_shared_memory_drops_the_least_preferred():
+    memory = ExemplarMemory(Budget(total=12))
+    memory.update(classes(6, 6))
+    assert rows_of(memory.rows(4)) == [[0, 1, 2], [100, 101, 102]]
+    assert len(memory) == 12
+    memory.update(classes(3, 3, first=2))
+    memory.update(classes(2, first=4))
+    assert rows_of(memory.classes) == [[0, 1], [100, 101], [200, 201], [300, 301], [400, 401]]
+
+
+def test_joined():
+    nothing = joined([], torch.device("cpu"))
+    assert (nothing.dtype, nothing.shape) == (torch.int64, (0,))
+    assert joined(classes(2, 0, 1), torch.device("cpu")).tolist() == [0, 1, 200]

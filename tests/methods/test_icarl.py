@@ -38,7 +38,7 @@ class Batch:
             previous_features=previous,
             generator=torch.Generator(),
             samples=samples,
-            share=lambda: torch.tensor(share),
+            _all_samples=lambda: samples._replace(weights=samples.weights / share),
             **heads,
         )
         return SigmoidDistillation()(step)

@@ -37,7 +37,7 @@ def step_of(learner: Learner, seed: int = 0) -> Step:
     generator = torch.Generator().manual_seed(seed)
     labels, head = torch.tensor([4, 5, 4, 5]), learner.network.head
     samples = Samples.of(features.embedding, labels)
-    return Step(learner.stage, labels, head, features, head, features, generator, samples, lambda: torch.tensor(1.0))
+    return Step(learner.stage, labels, head, features, head, features, generator, samples, lambda: samples)
 
 
 @pytest.mark.parametrize("name", ["il2a", "pass"])
@@ -93,9 +93,9 @@ def test_prototype_term_as_numpy():
 def test_images_of_weight_zero_may_move():
     learner = begun(tiny("il2a", epochs=1), STAGES[1])
     step = step_of(learner)
-    step = step._replace(samples=step.samples._replace(weights=torch.tensor([[1.0], [0.0], [1.0], [0.0]])))
+    step = replace(step, samples=step.samples._replace(weights=torch.tensor([[1.0], [0.0], [1.0], [0.0]])))
     moved = Features((), step.features.embedding + 1)
-    value = FeatureDistance(2.0)(step._replace(features=moved))
+    value = FeatureDistance(2.0)(replace(step, features=moved))
     assert value.item() == pytest.approx(2 * np.sqrt(2 * 64), rel=1e-6)
 
 

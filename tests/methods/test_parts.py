@@ -87,8 +87,8 @@ def test_distillation_terms(stage):
     previous, current = (
         Features((torch.randn(4, 2, 3, 3), torch.randn(4, 3, 2, 2)), torch.randn(4, 5)) for _ in range(2)
     )
-    samples, one = Samples.of(current.embedding, labels), torch.tensor(1.0)
-    step = Step(stage, labels, head, current, head, previous, torch.Generator(), samples, lambda: one)
+    samples = Samples.of(current.embedding, labels)
+    step = Step(stage, labels, head, current, head, previous, torch.Generator(), samples, lambda: samples)
     flat = EmbeddingDistillation("flat", 3.0, seen_to_new, cosine_distance)
     expected = 3 * math.sqrt(stage.num_seen / stage.num_new) * cosine_distance(previous.embedding, current.embedding)
     assert flat(step).item() == pytest.approx(expected.item(), rel=1e-5)

@@ -1,70 +1,78 @@
-"""The attack on the old head (eq. 3) and the labels it gives (eq. 4), by the fastest way there is for that head."""
+"""The attack on the old head (eq. 3) and the labels it gives (eq. 4)."""
 
-import functools
-import importlib.util
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ccfa.augmentation.closed_form import FeatureGradient, closed_form_gradient
 from ccfa.augmentation.samples import Criterion
-from ccfa.models import Head
+from ccfa.kernels import sphere_attack
+from ccfa.losses.classification import cross_entropy, nca, nca_exclusive
+from ccfa.models import CosineHead, Head, LocalSimilarityHead
 
 Scorer = Callable[[Tensor], Tensor]
 """A head as somebody else's loop may have it: features (N, dim) -> logits."""
 
-
-class Attack(Protocol):
-    """Pushes unit-length features towards their targets."""
-
-    def __call__(
-        self, start: Tensor, norms: Tensor, targets: Tensor, alpha: Tensor, steps: int
-    ) -> tuple[Tensor, Tensor]:
-        """Z' = z^N * norms and Y_pseudo = argmax g_{k-1}(Z')."""
-        ...
+Attack = Callable[[Tensor, Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""`attack` on a given head with a given criterion."""
 
 
-def attack_on(old_head: Scorer | Head, criterion: Criterion, on_gpu: bool) -> Attack:
-    """One kernel where there is one, the written-out gradient for our own heads, autograd for any other."""
-    if not isinstance(old_head, Head):
-        return functools.partial(sign_steps, old_head, autograd_gradient(old_head, criterion))
-    if on_gpu and importlib.util.find_spec("triton"):
-        from ccfa.augmentation.attack_kernel import fused_attack, supports
-
-        if supports(old_head, criterion):
-            return functools.partial(fused_attack, old_head, criterion)
-    gradient = closed_form_gradient(old_head, criterion) or autograd_gradient(old_head, criterion)
-    return functools.partial(sign_steps, old_head, gradient)
-
-
-def sign_steps(
-    old_head: Scorer,
-    gradient: FeatureGradient,
+def attack(
+    old_head: Scorer | Head,
+    criterion: Criterion,
     start: Tensor,
     norms: Tensor,
     targets: Tensor,
     alpha: Tensor,
     steps: int,
 ) -> tuple[Tensor, Tensor]:
-    """z^{n+1} = z^n - alpha sign(grad l_cls(g_{k-1}(z^n), Y_target)), then the old head's word on z^N."""
+    """Push features towards target classes: z^{n+1} = z^n - alpha sign(grad l_cls(g_{k-1}(z^n), Y_target)).
+
+    Args:
+        old_head: g_{k-1}.
+        criterion: l_cls: (logits, labels) -> one loss per row.
+        start: z^0, features (N, dim) of unit length.
+        norms: The lengths (N, 1) at which the head sees them.
+        targets: Y_target (N,).
+        alpha: The step size of each feature (N, 1).
+        steps: N.
+
+    Returns:
+        Z' = z^N * norms, and Y_pseudo = argmax g_{k-1}(Z').
+
+    >>> head = torch.nn.Linear(2, 2, bias=False)
+    >>> _ = torch.nn.init.eye_(head.weight)
+    >>> start, one = torch.tensor([[0.8, 0.6]]), torch.ones(1, 1)
+    >>> attack(head, cross_entropy, start, one, torch.tensor([1]), 0.1 * one, steps=2)
+    (tensor([[0.6000, 0.8000]]), tensor([1]))
+    """
+    if done := _by_kernel(old_head, criterion, start, targets, alpha, steps):
+        return done[0] * norms, done[1]
     z = start
+    for _ in range(steps):
+        z = z - alpha * _gradient(old_head, criterion, z * norms, targets).sign()
     with torch.no_grad():
-        for _ in range(steps):
-            z = z - alpha * gradient(z * norms, targets).sign()
         attacked = z * norms
         return attacked, old_head(attacked).argmax(dim=1)
 
 
-def autograd_gradient(old_head: Scorer | Head, criterion: Criterion) -> FeatureGradient:
-    """The gradient of any differentiable head and criterion."""
+def _by_kernel(
+    old_head: Scorer | Head, criterion: Criterion, start: Tensor, targets: Tensor, alpha: Tensor, steps: int
+) -> tuple[Tensor, Tensor] | None:
+    """The attack on a head that does not see the features' lengths; None where the kernel does not know it."""
+    if criterion not in (cross_entropy, nca, nca_exclusive):
+        return None
+    problem = criterion.__name__, start, targets, alpha, steps
+    if type(old_head) is CosineHead:
+        return sphere_attack(old_head.weights[:, None], old_head.scale, "cosine", *problem)
+    if type(old_head) is LocalSimilarityHead and old_head.margin == 0:
+        return sphere_attack(old_head.weights, old_head.scale, "distance", *problem)
+    return None
 
-    def gradient(features: Tensor, targets: Tensor) -> Tensor:
-        with torch.enable_grad():
-            features = features.detach().requires_grad_()
-            logits = old_head(features, targets) if isinstance(old_head, Head) else old_head(features)
-            (result,) = torch.autograd.grad(criterion(logits, targets).sum(), features)
-        return result
 
+def _gradient(old_head: Scorer | Head, criterion: Criterion, features: Tensor, targets: Tensor) -> Tensor:
+    with torch.enable_grad():
+        features = features.detach().requires_grad_()
+        logits = old_head(features, targets) if isinstance(old_head, Head) else old_head(features)
+        (gradient,) = torch.autograd.grad(criterion(logits, targets).sum(), features)
     return gradient

@@ -3,37 +3,35 @@
 The problem, for confidences W and S with rows on the simplex over K classes each, is max <W, S> - sum_j |n_j - u| with
 n_j = sum_i S_ij. With prices in [-1, 1] it is a saddle point, min over prices of max over S of <W - prices, S> + u sum
 prices, and is solved by the primal-dual hybrid gradient method with reflection, Halpern's averaging towards an anchor
-and restarts. All is a fixed sequence of small operators: nothing waits for the host.
+and restarts. It is a fixed sequence of small operators, so nothing waits for the host.
 """
-
-import importlib.util
 
 import torch
 from torch import Generator, Tensor
 
 RESTART = 50  # iterations after which the anchor moves to where the iteration has come
 PRICE_WEIGHT = 3.0  # how much longer the steps of the prices are than those of S; measured, as RESTART
-
-
 ITERATIONS = 150
-
-
-def assign(confidences: Tensor, classes: Tensor, num_old: int, share: Tensor) -> Tensor:
-    """The relaxed assignment, in one kernel where there is one for problems of this size."""
-    if confidences.is_cuda and confidences.dtype == torch.float32 and importlib.util.find_spec("triton"):
-        from ccfa.augmentation.balanced_kernel import fused_solve, supports
-
-        if supports(confidences, num_old):
-            return fused_solve(confidences, classes, num_old, share, ITERATIONS, RESTART, PRICE_WEIGHT)
-    return solve(confidences, classes, num_old, share)
 
 
 def solve(
     confidences: Tensor, classes: Tensor, num_old: int, share: Tensor | float, iterations: int = ITERATIONS
 ) -> Tensor:
-    """The relaxed assignment S (N, K) of each row to its `classes` (N, K), with `share` = u rows meant for each class.
+    """Assign each row to its candidate classes so that the classes are used evenly.
 
-    A place that holds no class is marked by the index `num_old` and a very low confidence.
+    Args:
+        confidences: W (N, K) of the candidates.
+        classes: The candidates (N, K). A place without a class has the index `num_old` and a very low confidence.
+        num_old: The number of old classes.
+        share: u, the number of rows meant for each class.
+        iterations: Steps of the solver.
+
+    Returns:
+        The relaxed assignment S (N, K). Its rows sum to 1.
+
+    >>> solve(torch.tensor([[0.9, 0.8], [0.9, 0.1]]), torch.tensor([[0, 1], [0, 1]]), 2, 1.0).round()
+    tensor([[0., 1.],
+            [1., 0.]])
     """
     num_rows, num_places = confidences.shape
     flat = classes.flatten()

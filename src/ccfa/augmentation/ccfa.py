@@ -1,15 +1,17 @@
 """Cross-Class Feature Augmentation: the paper's section 3.3 and algorithm 1."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
-from ccfa.augmentation.attack import Attack, Scorer, attack_on
+from ccfa.augmentation.attack import Attack, Scorer, attack
 from ccfa.augmentation.samples import Criterion, Samples
 from ccfa.augmentation.targets import TargetRule, target_rule
 from ccfa.errors import UsageError
+from ccfa.kernels import full_precision
 from ccfa.models import Head
 
 PAPER_DIM = 64
@@ -86,9 +88,13 @@ class CCFA:
             logits: Tensor = head(features)
             return logits[:, : head.num_classes - head.num_auxiliary]
 
-        attack = attack_on(old_head, criterion, samples.features.is_cuda)
         features, labels, weights = self.augment(
-            samples.features, samples.weighing_labels, seen_logits, attack, old_head.num_classes, generator
+            samples.features,
+            samples.weighing_labels,
+            seen_logits,
+            partial(attack, old_head, criterion),
+            old_head.num_classes,
+            generator,
         )
         weights = self.weight * weights
         if self.backbone_weight is None:
@@ -109,11 +115,9 @@ class CCFA:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Z'_k, Y_pseudo and their weights: choose targets, attack the old head, label by the old head."""
         rule = rule or target_rule(self.target)
-        with torch.autocast(features.device.type, enabled=False):  # a sign must not depend on rounding to 16 bits
+        with full_precision(features.device):  # a sign must not depend on rounding to 16 bits
             source = features.detach().to(torch.promote_types(features.dtype, torch.float32))
-            norm = source.norm(
-                dim=1, keepdim=True
-            )  # 1 for heads that normalise; others are attacked at their own scale
+            norm = source.norm(dim=1, keepdim=True)  # 1 for heads that normalise; others keep their own scale
             with torch.no_grad():
                 targets = rule(head(source), labels, num_old, self.count, generator)
 
@@ -190,10 +194,10 @@ def cross_class_features(
         raise UsageError(f"old_head has {old_head.num_classes} classes, but num_old is {num_old}.")
     if not isinstance(old_head, Head):
         old_head = _with_outputs(old_head, "old_head", num_old, exactly=True)
-    attack = attack_on(old_head, criterion, features.is_cuda)
     head = _with_outputs(head, "head", num_old)
     options = CCFA(count, steps, step_size, start, gradient_to_backbone=gradient_to_backbone)
-    return options.augment(features, labels[:, None], head, attack, num_old, generator, rule)
+    on_old_head = partial(attack, old_head, criterion)
+    return options.augment(features, labels[:, None], head, on_old_head, num_old, generator, rule)
 
 
 def _with_outputs(head: Scorer, name: str, num_old: int, exactly: bool = False) -> Scorer:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from ccfa.augmentation.balanced import assign, draw_places
+from ccfa.augmentation.balanced import draw_places, solve
 from ccfa.errors import UsageError, unknown
 
 
@@ -91,7 +91,7 @@ class Balanced:
             confidences = logits.gather(1, classes)  # their distance to the price of 2 decides, so their scale stays
         confidences = confidences.masked_fill(excluded, lowest)
         classes = classes.masked_fill(excluded, num_old)
-        return assign(confidences, classes, num_old, valid.sum() / num_old), classes, valid
+        return solve(confidences, classes, num_old, valid.sum() / num_old), classes, valid
 
 
 TARGETS: dict[str, TargetRule] = {

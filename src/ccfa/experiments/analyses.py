@@ -20,7 +20,7 @@ from ccfa.experiments.run_directory import Run
 from ccfa.learning import Learner
 from ccfa.learning.learner import EVALUATION_BATCH, joined
 from ccfa.learning.loop import named_generator
-from ccfa.learning.networks import network_of
+from ccfa.learning.state import network_of
 
 NUM_CLASSES = 10  # of a plane
 NUM_FEATURES = 1000

@@ -21,11 +21,12 @@ from ccfa.experiments.options import describe
 from ccfa.files import make_folder, read_tensors, require_place, write_tensors
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
-from ccfa.learning.networks import take_over
+from ccfa.learning.state import take_over
 from ccfa.methods.parts import new_and_exemplars
 from ccfa.plugins import plugins_digest
 
-LAYERS = ("data", "models", "losses", "augmentation", "methods", "learning")  # whose code decides a first stage
+# The layers whose code decides a first stage.
+LAYERS = ("data", "kernels", "models", "losses", "augmentation", "methods", "learning")
 
 
 class FirstStages:

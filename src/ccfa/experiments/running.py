@@ -294,7 +294,7 @@ class Recorder:
         }
         told = f"{error} It was found in {progress.place}"
         if at_work:
-            details["lr"] = float(at_work[-1].prepared.optimiser.param_groups[0]["lr"])
+            details["lr"] = float(at_work[-1].optimiser.param_groups[0]["lr"])
             told += f", at a learning rate of {details['lr']:.3g}"
         return DivergedError(f"{told}.", details)
 

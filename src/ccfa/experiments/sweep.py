@@ -19,7 +19,7 @@ from ccfa.experiments.run_directory import ERRORS, Run, left_alone, locked
 from ccfa.experiments.running import Audience, acceleration_of, finished, run
 from ccfa.experiments.stopping import Stop
 from ccfa.files import make_folder
-from ccfa.learning.streams import own_stream
+from ccfa.kernels.graphs import own_stream
 from ccfa.methods import METHODS
 from ccfa.settings import Experiment, Grid, Running, Setting
 

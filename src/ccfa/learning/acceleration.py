@@ -1,31 +1,25 @@
-"""Devices, precision, compilation, and a step as one CUDA graph; `streams.py` has the streams of runs that share a GPU.
+"""Devices, precision, compilation, and a step as one CUDA graph.
 
 Nothing here changes what is computed, up to the rounding of the chosen precision.
 """
 
 import functools
-import gc
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn, optim
 
 from ccfa.errors import ResourceError, UsageError
-from ccfa.learning.streams import lane_here
+from ccfa.kernels.graphs import StepFunction, aside, captured
 from ccfa.models import Backbone, Features, Network
 from ccfa.models.backbone import MapMixing
 
 Precision = Literal["float32", "tf32", "bf16"]
-Losses = dict[str, Tensor]
-StepFunction = Callable[[Tensor], Losses]
-
-WARM_UP_STEPS = 2  # lets cuDNN and the allocator settle before a capture
-_CAPTURE = threading.Lock()  # one at a time: to begin a capture is to wait for the whole device, which ends another
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,7 @@ class Acceleration:
     def for_device(
         cls, device: torch.device, precision: Precision | None = None, compile: bool = True, graph: bool = True
     ) -> "Acceleration":
-        """Everything on a GPU (bf16 unless asked otherwise); nothing on a CPU, where it does not pay."""
+        """Everything on a GPU, in bf16 unless `precision` says otherwise; nothing on a CPU, where it does not pay."""
         if device.type == "cuda":
             return cls(precision or "bf16", compile, graph)
         if precision not in (None, "float32"):
@@ -70,40 +64,34 @@ class Acceleration:
         """A function of tensors as few kernels, where compilation is on."""
         return _compiled(function) if self.compile else function
 
-    @contextmanager
-    def aside(self, name: str, device: torch.device) -> Iterator[Callable[[], None]]:
-        """Work beside the rest of the step, until the rest calls what this gives, as it must: a branch of the graph."""
-        if not self.graph or device.type != "cuda":
-            yield _go_on
-            return
-        main = torch.cuda.current_stream(device)
-        side, done = lane_here(device).branch(name), torch.cuda.Event()
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            yield lambda: main.wait_event(done)
-            done.record(side)
+    def aside(self, name: str, device: torch.device, compute: Callable[[], T]) -> Callable[[], T]:
+        """Compute a value beside the rest of the step, in a captured step as a branch of the graph.
+
+        Returns:
+            A function that waits for the value and returns it. Every step must call it.
+        """
+        if self.graph and device.type == "cuda":
+            return aside(name, device, compute)
+        value = compute()
+        return lambda: value
 
     def prepare(
         self, step: StepFunction, batch: Tensor, network: nn.Module, optimiser: optim.Optimizer, generator: Generator
     ) -> StepFunction:
-        """The step as it will be run, many times on batches of one shape."""
+        """The step as it will run on many batches of one shape: captured as a graph if it can be."""
         if batch.is_cuda:
             # Convolutions may round; products outside the backbone decide signs, targets and exemplars.
             torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = self.precision != "float32"
         rates_can_change = all(isinstance(group["lr"], Tensor) for group in optimiser.param_groups)
         if self.graph and batch.is_cuda and rates_can_change:
-            return _captured(step, batch, network, optimiser, generator)
+            return captured(step, batch, network, optimiser, generator)
         return step
 
 
 def _forward(backbone: Backbone, images: Tensor, mixing: MapMixing | None) -> Features:
     features: Features = backbone(images) if mixing is None else backbone(images, mixing)
     return features
-
-
-def _go_on() -> None:
-    """Nothing was put aside."""
 
 
 @functools.cache
@@ -113,74 +101,21 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False, options={"combo_kernels": True})
 
 
-def _captured(
-    step: StepFunction, batch: Tensor, network: nn.Module, optimiser: optim.Optimizer, generator: Generator
-) -> StepFunction:
-    """The step recorded as a CUDA graph, with network and optimiser left as they were."""
-    rows = batch.clone()
-    state = [*network.parameters(), *network.buffers()]
-    stream = lane_here(batch.device).main
-    with _CAPTURE, torch.no_grad():
-        kept = [tensor.clone() for tensor in state]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), torch.enable_grad():
-            for _ in range(WARM_UP_STEPS):
-                step(rows)
-        torch.cuda.current_stream().wait_stream(stream)
-        for tensor, value in zip(state, kept, strict=True):
-            tensor.copy_(value)
-        for group in optimiser.param_groups:
-            if "capturable" in group:  # Adam asks to be told; the warm-up above would draw a warning
-                group["capturable"] = True
-        for values in optimiser.state.values():  # momentum of zero is what a fresh optimiser starts from
-            for value in values.values():
-                if isinstance(value, Tensor):
-                    value.zero_()
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(generator)
-        recording = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
-        with torch.enable_grad(), _no_collection(), recording:
-            losses = step(rows)
-
-    return CapturedStep(graph, rows, losses, step)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection: a graph of an earlier phase that is freed by the capturing thread ends the capture."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@dataclass(frozen=True)
-class CapturedStep:
-    """A step recorded as a graph; it keeps the step alive, whose memory the graph reads and writes."""
-
-    graph: torch.cuda.CUDAGraph
-    rows: Tensor
-    losses: Losses
-    step: StepFunction
-
-    def __call__(self, batch: Tensor) -> Losses:
-        """The step on another batch; its losses are overwritten by the next."""
-        self.rows.copy_(batch)
-        self.graph.replay()
-        return self.losses
-
-
 def suit_threads(num_pixels: int) -> None:
-    """Use one CPU thread for tiny images: sharing the work costs more than it gains. OMP_NUM_THREADS comes first."""
+    """Use one CPU thread for tiny images, where more cost time, unless OMP_NUM_THREADS says how many."""
     if num_pixels <= 16 * 16 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
 
 
 def pick_device(name: str) -> torch.device:
-    """The device called `auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:N`."""
+    """Return the device of a name.
+
+    Args:
+        name: `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
+
+    >>> pick_device("cpu")
+    device(type='cpu')
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -191,7 +126,7 @@ def pick_device(name: str) -> torch.device:
         raise UsageError(f"Device {name!r} is not supported. Known: auto, cpu, cuda, cuda:0, ...")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ResourceError(
-            f"{name} was asked for, but torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices. "
+            f"There is no device {name}: torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices. "
             f"Try --device cpu, or install a CUDA build of torch (see the README)."
         )
     if device.type == "cuda" and device.index is not None:
@@ -200,7 +135,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """The device as a report names it."""
+    """The name of a device in reports."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu ({torch.get_num_threads()} threads)"

@@ -15,8 +15,7 @@ from ccfa.errors import DivergedError, ModelError, Notice, UsageError
 from ccfa.files import read_tensors, write_tensors
 from ccfa.learning.acceleration import Acceleration, pick_device, suit_threads
 from ccfa.learning.loop import Observer, Unobserved, batches, named_generator, optimise
-from ccfa.learning.networks import new_network
-from ccfa.learning.state import InterruptedPhase, PhaseAtWork, restore, state_of
+from ccfa.learning.state import PhaseAtWork, StoredPhase, new_network, restore, state_of
 from ccfa.methods import Budget, Method
 from ccfa.models import Network
 
@@ -31,16 +30,12 @@ class ExemplarMemory:
         self.budget = budget
         self.classes: list[Tensor] = []
 
-    def quota(self, num_seen: int) -> int:
-        """Exemplars a class may keep."""
-        return self.budget.quota(num_seen)
-
     def rows(self, num_seen: int) -> list[Tensor]:
         """The rows kept of each stored class once `num_seen` classes share the memory."""
-        return [rows[: self.quota(num_seen)] for rows in self.classes]
+        return [rows[: self.budget.quota(num_seen)] for rows in self.classes]
 
     def update(self, new: list[Tensor]) -> None:
-        """Store the new classes' exemplars and let a shared memory shrink the old ones."""
+        """Store the exemplars of new classes. A shared memory keeps fewer of the old ones."""
         self.classes = self.rows(len(self.classes) + len(new)) + new
 
     def __len__(self) -> int:
@@ -68,14 +63,14 @@ class Learner:
         seed: The seed of the initial weights and, unless `batch_seed` is given, of batches and augmentation.
         batch_seed: The seed of batches and augmentation.
         device: `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
-        observer: Is told about each batch and each epoch.
+        observer: Its methods are called after each batch and each epoch.
         acceleration: Precision, compilation and CUDA graphs; by default what suits the device.
 
     Example:
         >>> import ccfa
         >>> train, test = ccfa.load("digits")
         >>> learner = ccfa.Learner(ccfa.build_method("finetune", "digits", epochs=1), train)
-        >>> for stage in ccfa.split(10, 5, 5):
+        >>> for stage in ccfa.split(10, 2, 2)[:2]:
         ...     learner.learn(stage)
         >>> sorted(learner.evaluate(test))
         ['accuracy', 'new_accuracy', 'old_accuracy']
@@ -111,24 +106,35 @@ class Learner:
         self.stage = Stage(index=-1, num_old=0, num_seen=0)
         self.network = self._new_network()
         self.at_work: list[PhaseAtWork] = []  # outermost first
-        self.interrupted: list[InterruptedPhase] = []  # where a restored learner goes on
-        self.on_pause: Callable[[], None] = do_nothing  # between two batches that are no steps
+        self.interrupted: list[StoredPhase] = []  # where a restored learner continues
+        self.on_pause: Callable[[], None] = lambda: None  # called between batches of embedding and evaluation
 
     def learn(self, stage: Stage) -> None:
-        """Learn the new classes of the next stage."""
+        """Learn the new classes of the next stage.
+
+        Args:
+            stage: The stage that follows the last one learned. After `load`, an interrupted stage is continued.
+
+        >>> import ccfa
+        >>> train, _ = ccfa.load("digits")
+        >>> learner = Learner(ccfa.build_method("finetune", "digits", epochs=1), train)
+        >>> learner.learn(ccfa.split(10, 2, 2)[0])
+        >>> learner.stage.num_seen
+        2
+        """
         self.begin(stage)
         self.optimise()
         self.conclude()
 
     def begin(self, stage: Stage) -> None:
-        """Make room for the new classes and prepare them; done already where the learner was restored in that stage."""
+        """Add the new classes and prepare the network, unless the learner was restored inside this stage."""
         if self.interrupted and stage == self.stage:
             return
         if (stage.index, stage.num_old) != (self.stage.index + 1, self.stage.num_seen):
             raise UsageError(f"{stage} does not follow {self.stage}: learn the stages in order, each once.")
         if stage.num_seen > self.train.num_classes:
             raise UsageError(f"{stage} goes beyond the {self.train.num_classes} classes of the training set.")
-        if self.memory.quota(stage.num_seen) < self.method.needs_memory:
+        if self.method.memory.quota(stage.num_seen) < self.method.needs_memory:
             raise UsageError(
                 f"{self.method.name} needs exemplars, but a memory of {self.method.memory} leaves less than "
                 f"{self.method.needs_memory:d} for each of {stage.num_seen} classes."
@@ -157,17 +163,38 @@ class Learner:
         self.initial = self.initial or self.previous
 
     def predict(self, images: Tensor | NDArray[np.uint8]) -> Tensor:
-        """Return the class of each image by the method's own rule.
+        """Predict the class of each image by the method's own rule.
 
         Args:
             images: uint8, of shape (number of images, channels, height, width), as in an `ImageSet`.
+
+        Returns:
+            The labels (number of images,), int64, on the learner's device.
+
+        >>> import ccfa
+        >>> train, test = ccfa.load("digits")
+        >>> learner = Learner(ccfa.build_method("finetune", "digits", epochs=1), train)
+        >>> learner.learn(ccfa.split(10, 2, 2)[0])
+        >>> learner.predict(test.images[:3]).shape
+        torch.Size([3])
         """
         return self.method.predict(self, self._checked(images))
 
     def evaluate(self, test: ImageSet) -> dict[str, float]:
-        """Return the accuracy on the test images of the seen classes, of the new ones and of the old ones.
+        """Measure the accuracy on the test images of the classes seen so far.
 
-        The classes of `test` have the same labels as in training. In the first stage there is no `old_accuracy`.
+        Args:
+            test: Test images, with the same labels as in training. Images of classes not yet seen are left out.
+
+        Returns:
+            `accuracy`, `new_accuracy` and `old_accuracy`, from 0 to 1. In the first stage there is no `old_accuracy`.
+
+        >>> import ccfa
+        >>> train, test = ccfa.load("digits")
+        >>> learner = Learner(ccfa.build_method("finetune", "digits", epochs=1), train)
+        >>> learner.learn(ccfa.split(10, 2, 2)[0])
+        >>> list(learner.evaluate(test))
+        ['accuracy', 'new_accuracy']
         """
         seen = test.to(self.device).subset(test.rows(0, self.stage.num_seen))
         right = self.predict(seen.images) == seen.labels
@@ -176,22 +203,39 @@ class Learner:
         return {name: float(part.float().mean()) for name, part in parts.items() if len(part)}
 
     def save(self, path: Path | str) -> None:
-        """Store everything needed to go on learning, except the method and the training images, in one file."""
+        """Store what is needed to continue, except the method and the training images.
+
+        Args:
+            path: The file to write. It holds tensors (safetensors) and no code.
+
+        >>> import ccfa, tempfile
+        >>> train, _ = ccfa.load("digits")
+        >>> method, stages = ccfa.build_method("finetune", "digits", epochs=1), ccfa.split(10, 2, 2)
+        >>> learner, another = Learner(method, train), Learner(method, train)
+        >>> learner.learn(stages[0])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     learner.save(folder + "/learner.safetensors")
+        ...     another.load(folder + "/learner.safetensors")
+        >>> another.learn(stages[1])
+        """
         tensors, facts = state_of(self)
-        write_tensors(Path(path), tensors, {"learner": facts, "method": self.method.name, **self._seeds})
+        write_tensors(Path(path), tensors, {"learner": facts, **self._identity})
 
     def load(self, path: Path | str) -> None:
-        """Continue from a file that a learner with the same method, training images and seeds has saved."""
+        """Continue from a file that `save` has written; see there for an example.
+
+        Args:
+            path: The file. Its learner must have had the same method, training images and seeds as this one.
+        """
         tensors, facts = read_tensors(Path(path))
-        own = {"method": self.method.name, **self._seeds}
-        if wrong := [name for name, value in own.items() if facts.get(name) != value]:
-            told = ", ".join(f"{name} {facts.get(name)!r}, not {own[name]!r}" for name in wrong)
-            raise ModelError(f"{path} was saved by a learner with {told}.")
+        if wrong := [name for name, value in self._identity.items() if facts.get(name) != value]:
+            other = ", ".join(f"{name} {facts.get(name)!r}, not {self._identity[name]!r}" for name in wrong)
+            raise ModelError(f"{path} was saved by a learner with {other}.")
         restore(self, tensors, facts["learner"])
 
     @property
-    def _seeds(self) -> dict[str, int]:
-        return {"seed": self.seed, "batch_seed": self.batch_seed}
+    def _identity(self) -> dict[str, str | int]:
+        return {"method": self.method.name, "seed": self.seed, "batch_seed": self.batch_seed}
 
     def predict_by_logits(self, images: Tensor) -> Tensor:
         """The class of each uint8 image, by the largest logit."""
@@ -233,7 +277,7 @@ class Learner:
         return self.memory.classes
 
     def training_batches(self, batch_size: int, *purpose: object) -> Iterator[tuple[Tensor, Tensor]]:
-        """D'_k once over, in random order: images under the training transform, and their labels."""
+        """One epoch of D'_k in random order: images under the training transform, and their labels."""
         generator = self.generator(*purpose)
         for rows in batches(self.training_rows(), batch_size, generator):
             self.on_pause()
@@ -250,12 +294,12 @@ class Learner:
         return named_generator(self.device, self.batch_seed, self.stage.index, *purpose)
 
     def cpu_generator(self, *purpose: object) -> Generator:
-        """The like for initialisation: on the CPU, so that every device starts from the same numbers."""
+        """A generator for initialisation, on the CPU so that every device starts from the same numbers."""
         return named_generator(torch.device("cpu"), self.seed, self.stage.index, *purpose)
 
     def select_new_exemplars(self) -> list[Tensor]:
         """The exemplars of each new class, chosen with the network as it is now."""
-        quota = self.memory.quota(self.stage.num_seen)
+        quota = self.method.memory.quota(self.stage.num_seen)
         if quota == 0 or self.method.select_exemplars is None:
             return []
         classes = self.new_classes()
@@ -264,18 +308,15 @@ class Learner:
         return [rows[picked] for rows, picked in zip(classes, chosen, strict=True)]
 
     def _new_network(self) -> Network:
-        """A freshly initialised network without classes."""
         network = new_network(self.method, self.train.images.shape[1], self.cpu_generator("backbone").initial_seed())
         return self.acceleration.place(network, self.device)
 
     def _embed(self, images: Tensor) -> Tensor:
-        """Embeddings of uint8 images."""
         return self._evaluated(images, lambda batch: self.network.backbone(batch).embedding)
 
     def _checked(self, images: Tensor | NDArray[np.uint8]) -> Tensor:
-        """The images as a tensor, which must be what this learner was trained on."""
         if self.stage.num_seen == 0:
-            raise UsageError("Nothing to predict yet: learn a stage first.")
+            raise UsageError("There are no classes to predict yet: learn a stage first.")
         given = torch.as_tensor(images)
         channels = self.train.images.shape[1]
         if given.dtype != torch.uint8 or given.dim() != 4 or given.shape[1] != channels:
@@ -286,7 +327,7 @@ class Learner:
         return given
 
     def _require_finite(self) -> None:
-        """The last step of a stage can break the weights unseen: no loss is computed after it."""
+        """Check the weights, which the last step of a stage can break without any loss becoming infinite."""
         broken = [name for name, tensor in self.network.state_dict().items() if not tensor.isfinite().all()]
         if broken:
             raise DivergedError(
@@ -297,7 +338,7 @@ class Learner:
 
     @torch.no_grad()
     def _evaluated(self, images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """A function of normalised images, batch by batch, in evaluation mode."""
+        """Apply a function of normalised images to uint8 images, batch by batch, in evaluation mode."""
         self.network.eval()
         transform = self.method.transforms.test
         parts = []
@@ -305,7 +346,3 @@ class Learner:
             self.on_pause()
             parts.append(function(transform(part.to(self.device))))
         return torch.cat(parts)
-
-
-def do_nothing() -> None:
-    """Nobody waits for a pause."""

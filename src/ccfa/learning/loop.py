@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn, optim
 from ccfa.data import Stage
 from ccfa.errors import DivergedError, ModelError
 from ccfa.learning.acceleration import memory_errors_explained
-from ccfa.learning.state import PhaseAtWork, PreparedPhase, taken_up
+from ccfa.learning.state import PhaseAtWork, StoredPhase
 from ccfa.learning.step import step_losses
 from ccfa.methods import Phase
 from ccfa.models import Network
@@ -20,15 +20,73 @@ if TYPE_CHECKING:
     from ccfa.learning.learner import Learner
 
 
-def set_learning_rate(optimiser: optim.Optimizer, phase: Phase, epoch: int) -> float:
-    """Put the epoch's learning rate into the optimiser."""
-    lr = phase.lr * phase.schedule(epoch, phase.epochs)
-    for group in optimiser.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)  # in place: a captured step reads this tensor
-        else:
-            group["lr"] = lr
-    return lr
+def optimise(learner: "Learner", phase: Phase, *index: int) -> None:
+    """Run one phase, or the rest of it if the learner was restored inside it.
+
+    `index` is the number of the phase in its stage; a phase after an epoch has the number of that epoch as well.
+    """
+    stored = learner.interrupted.pop(0) if learner.interrupted else None
+    if stored and stored.index != index:
+        raise ModelError(f"Phase {stored.index} of stage {learner.stage.index} was stored, but {index} comes next.")
+    work = prepare_phase(learner, phase, *index, stored=stored)
+    learner.at_work.append(work)
+    while work.epoch < phase.epochs:
+        if not learner.interrupted:  # else this epoch is over, and the phase after it was interrupted
+            run_epoch(learner, phase, work)
+        if phase.after_epoch:
+            optimise(learner, phase.after_epoch, *index, work.epoch)
+            set_modes(learner.network, phase)
+        work.epoch, work.batch, work.totals = work.epoch + 1, 0, {}
+    learner.at_work.pop()
+
+
+def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:
+    """Run the batches of an epoch that are left."""
+    began, first, size = time.monotonic(), work.batch, work.batch_size
+    lr = set_learning_rate(work.optimiser, phase, work.epoch)
+    if first == 0:
+        seed = seed_of(learner.batch_seed, learner.stage.index, "augmentation", *work.index, work.epoch)
+        work.draws.manual_seed(seed)
+    order = batches(work.rows, size, learner.generator("batches", *work.index, work.epoch))
+    progress = Progress(learner.stage, phase.name, work.epoch, phase.epochs, first, len(order), size)
+    for batch in order[first:]:
+        with memory_errors_explained(size):
+            losses = work.step(batch)
+        work.totals = {name: work.totals.get(name, 0) + loss for name, loss in losses.items()}
+        progress = progress._replace(batch=work.batch)
+        work.batch += 1
+        learner.observer.on_batch(progress, losses)
+    means = {name: float(total) / len(order) for name, total in work.totals.items()}
+    if not math.isfinite(means["loss"]):
+        raise DivergedError(
+            f"The loss became {means['loss']} in {progress.place}, at a learning rate of {lr:.3g}. Try a smaller one.",
+            {"stage": learner.stage.index, "phase": phase.name, "epoch": work.epoch, "lr": lr, "losses": means},
+        )
+    share = (len(order) - first) / len(order)  # the part of the epoch that was run just now
+    seconds = (time.monotonic() - began) / share if share else math.inf  # unknown if it was stored after its last step
+    learner.observer.on_epoch(progress, means, lr, seconds)
+
+
+def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredPhase | None = None) -> PhaseAtWork:
+    """Choose rows and parameters, and make the step as fast as the learner's acceleration can."""
+    rows = stored.tensors["rows"].to(learner.device) if stored else phase.rows(learner)
+    parameters = [p for p in phase.parameters(learner.network) if p.numel()]
+    optimiser = phase.optimiser(parameters, phase.lr, phase.weight_decay)
+    draws = learner.generator("augmentation", *index)
+    size = min(phase.batch_size, len(rows))
+
+    def step(batch: Tensor) -> dict[str, Tensor]:
+        losses = step_losses(learner, batch, phase, draws)
+        descend(losses["loss"], optimiser, parameters, phase.clip_value, phase.clip_norm)
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    set_modes(learner.network, phase)
+    with memory_errors_explained(size):
+        fast_step = learner.acceleration.prepare(step, rows[:size], learner.network, optimiser, draws)
+    work = PhaseAtWork(index, rows, size, optimiser, draws, fast_step)
+    if stored:
+        work.take_up(stored)
+    return work
 
 
 def descend(
@@ -48,107 +106,48 @@ def descend(
     optimiser.step()
 
 
-def prepare_phase(learner: "Learner", phase: Phase, *index: int, rows: Tensor | None = None) -> PreparedPhase:
-    """Choose rows and parameters, and make the step as fast as the learner's acceleration can."""
-    rows = phase.rows(learner) if rows is None else rows
-    parameters = [p for p in phase.parameters(learner.network) if p.numel()]
-    optimiser = phase.optimiser(parameters, phase.lr, phase.weight_decay)
-    draws = learner.generator("augmentation", *index)
-    size = min(phase.batch_size, len(rows))
-
-    def step(batch: Tensor) -> dict[str, Tensor]:
-        losses = step_losses(learner, batch, phase, draws)
-        descend(losses["loss"], optimiser, parameters, phase.clip_value, phase.clip_norm)
-        return {name: loss.detach() for name, loss in losses.items()}
-
-    set_modes(learner.network, phase)
-    with memory_errors_explained(size):
-        fast_step = learner.acceleration.prepare(step, rows[:size], learner.network, optimiser, draws)
-    return PreparedPhase(rows, size, optimiser, draws, fast_step)
-
-
-def optimise(learner: "Learner", phase: Phase, *index: int) -> None:
-    """Run one phase, or what is left of it; `index` says which one it is, for its random numbers."""
-    work = take_up(learner, phase, index)
-    learner.at_work.append(work)
-    while work.epoch < phase.epochs:
-        if not learner.interrupted:  # else this epoch is over, and the phase after it was at work
-            run_epoch(learner, phase, work)
-        if phase.after_epoch:
-            optimise(learner, phase.after_epoch, *index, work.epoch)
-            set_modes(learner.network, phase)
-        work.epoch, work.batch, work.totals = work.epoch + 1, 0, {}
-    learner.at_work.pop()
-
-
-def take_up(learner: "Learner", phase: Phase, index: tuple[int, ...]) -> PhaseAtWork:
-    """The phase at its start or, where the learner was restored inside it, where it stood."""
-    if not learner.interrupted:
-        return PhaseAtWork(index, prepare_phase(learner, phase, *index))
-    stored = learner.interrupted.pop(0)
-    if stored.index != index:
-        raise ModelError(f"Stored was phase {stored.index} of stage {learner.stage.index}, but {index} comes next.")
-    return taken_up(stored, prepare_phase(learner, phase, *index, rows=stored.rows))
-
-
-def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:
-    """The batches of an epoch, from the one where it stands."""
-    rows, size, optimiser, draws, step = work.prepared
-    began, first = time.monotonic(), work.batch
-    lr = set_learning_rate(optimiser, phase, work.epoch)
-    if first == 0:
-        draws.manual_seed(seed_of(learner.batch_seed, learner.stage.index, "augmentation", *work.index, work.epoch))
-    order = batches(rows, size, learner.generator("batches", *work.index, work.epoch))
-    progress = Progress(learner.stage, phase.name, work.epoch, phase.epochs, first, len(order), size)
-    for batch in order[first:]:
-        with memory_errors_explained(size):
-            losses = step(batch)
-        work.totals = {name: work.totals.get(name, 0) + loss for name, loss in losses.items()}
-        progress = progress._replace(batch=work.batch)
-        work.batch += 1
-        learner.observer.on_batch(progress, losses)
-    means = {name: float(total) / len(order) for name, total in work.totals.items()}
-    if not math.isfinite(means["loss"]):
-        raise DivergedError(
-            f"The loss became {means['loss']} in {progress.place}, at a learning rate of {lr:.3g}. Try a smaller one.",
-            {"stage": learner.stage.index, "phase": phase.name, "epoch": work.epoch, "lr": lr, "losses": means},
-        )
-    share = (len(order) - first) / len(order)  # of the epoch, that was run just now
-    seconds = (time.monotonic() - began) / share if share else math.inf  # stored after its last step: nobody knows
-    learner.observer.on_epoch(progress, means, lr, seconds)
+def set_learning_rate(optimiser: optim.Optimizer, phase: Phase, epoch: int) -> float:
+    """Put the epoch's learning rate into the optimiser."""
+    lr = phase.lr * phase.schedule(epoch, phase.epochs)
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)  # in place: a captured step reads this tensor
+        else:
+            group["lr"] = lr
+    return lr
 
 
 def set_modes(network: Network, phase: Phase) -> None:
-    """Training mode, with batch norm as the phase wants it."""
+    """Set training mode, with batch norm as the phase wants it."""
     network.train()
     network.backbone.train(phase.train_batch_norm)
 
 
-def named_generator(device: torch.device, *purpose: object) -> Generator:
-    """A generator seeded by what it is for, so that no stream depends on how much another has drawn."""
-    return torch.Generator(device).manual_seed(seed_of(*purpose))
-
-
-def seed_of(*purpose: object) -> int:
-    """A seed for a purpose, the same in every process."""
-    return int.from_bytes(hashlib.sha256(repr(purpose).encode()).digest()[:8], "big") >> 1
-
-
 def num_batches(num_rows: int, batch_size: int) -> int:
-    """Batches in an epoch."""
+    """The number of batches in an epoch."""
     return -(-num_rows // batch_size)
 
 
 def batches(rows: Tensor, batch_size: int, generator: Generator) -> Tensor:
-    """The rows in random order, (batches, size): all of one size, the last filled up with other rows.
+    """The rows in random order, (batches, size). The last batch is filled up with other rows.
 
-    The published code keeps a ragged last batch; equal shapes are what lets a step be captured once.
+    The published code keeps a ragged last batch. With equal shapes a step can be captured once.
     """
     size = min(batch_size, len(rows))
     order = torch.randperm(len(rows), generator=generator, device=rows.device)
     filler = torch.randperm(len(rows), generator=generator, device=rows.device)
     count = num_batches(len(rows), size)
     return rows[torch.cat([order, filler])[: count * size]].view(count, size)
+
+
+def named_generator(device: torch.device, *purpose: object) -> Generator:
+    """A generator seeded by what it is for, so that its numbers do not depend on how much others have drawn."""
+    return torch.Generator(device).manual_seed(seed_of(*purpose))
+
+
+def seed_of(*purpose: object) -> int:
+    """A seed for a purpose, the same in every process."""
+    return int.from_bytes(hashlib.sha256(repr(purpose).encode()).digest()[:8], "big") >> 1
 
 
 class Progress(NamedTuple):
@@ -164,27 +163,21 @@ class Progress(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where this is, counted from 1 as people do; files count from 0."""
+        """The place in words, counted from 1; files count from 0."""
         return f"stage {self.stage.index + 1}, phase {self.phase}, epoch {self.epoch + 1} of {self.num_epochs}"
 
 
 class Observer(Protocol):
-    """Watches a learner without touching it."""
+    """Watches a learner: any object with these two methods."""
 
     def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
-        """After a step; reading the losses on a GPU makes it wait."""
-        ...
+        """Called after each step. Reading the losses makes a GPU wait."""
+        return
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
-        """After an epoch, with the mean of each loss."""
-        ...
+        """Called after each epoch with the mean of each loss."""
+        return
 
 
-class Unobserved:
-    """Nobody watches."""
-
-    def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
-        """Nothing."""
-
-    def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
-        """Nothing."""
+class Unobserved(Observer):
+    """An observer that does nothing."""

@@ -1,143 +1,125 @@
-"""Where a learner stands: the phases at work, outermost first, and all of it as tensors and plain facts and back."""
+"""Where a learner stands, as named tensors and plain facts and back, and networks made from stored weights."""
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Generator, Tensor, optim
+from torch import Generator, Tensor, nn, optim
 
 from ccfa.data import Stage
-from ccfa.learning.acceleration import StepFunction
-from ccfa.learning.networks import network_of, take_over
+from ccfa.errors import ModelError
+from ccfa.kernels.graphs import StepFunction
+from ccfa.methods import Method
 from ccfa.models import Network
+from ccfa.models.backbone import require_backbone
 
 if TYPE_CHECKING:
     from ccfa.learning.learner import Learner
 
 Tensors = dict[str, Tensor]
+Facts = Mapping[str, Any]
+_GLOBAL_GENERATOR = threading.Lock()  # layers initialise from torch's one generator; runs may share a process
 
 
-class PreparedPhase(NamedTuple):
-    """A phase ready to run: its rows, and a step that may be run on any batch of them."""
+@dataclass(frozen=True)
+class StoredPhase:
+    """A phase that was at work when its learner was stored."""
 
+    index: tuple[int, ...]
+    facts: Facts
+    tensors: Tensors
+
+
+@dataclass
+class PhaseAtWork:
+    """A phase that runs: what it works with, and how far it has come."""
+
+    index: tuple[int, ...]  # its number in the stage; a phase after an epoch adds the number of that epoch
     rows: Tensor
     batch_size: int
     optimiser: optim.Optimizer
     draws: Generator  # of transforms and augmentations
     step: StepFunction
-
-
-@dataclass
-class PhaseAtWork:
-    """A phase and how far it has come: so many batches of an epoch."""
-
-    index: tuple[int, ...]
-    prepared: PreparedPhase
     epoch: int = 0
     batch: int = 0
-    totals: dict[str, Tensor] = field(default_factory=dict)  # the epoch's losses, added up
+    totals: Tensors = field(default_factory=dict)  # the epoch's losses, added up
 
+    def state(self) -> tuple[Tensors, Facts]:
+        """All that cannot be computed anew. The order of batches can; balanced rows depend on the network's past."""
+        optimiser = {
+            f"{number}.{name}": value
+            for number, values in self.optimiser.state_dict()["state"].items()
+            for name, value in values.items()
+            if isinstance(value, Tensor)
+        }
+        tensors = {"rows": self.rows, "draws": self.draws.get_state()}
+        tensors |= _named("totals", self.totals) | _named("optimiser", optimiser)
+        place = {"index": list(self.index), "epoch": self.epoch, "batch": self.batch}
+        return tensors, {**place, "losses": list(self.totals)}
 
-@dataclass(frozen=True)
-class InterruptedPhase:
-    """All that a phase at work has which cannot be computed anew; the order of batches can."""
-
-    index: tuple[int, ...]
-    epoch: int
-    batch: int
-    rows: Tensor  # balanced ones were chosen with the network as it was when the phase began
-    draws: Tensor  # the generator's state
-    totals: dict[str, Tensor]
-    optimiser: list[dict[str, Tensor]]  # of each parameter, in order
-
-
-def interrupted(work: PhaseAtWork) -> InterruptedPhase:
-    """A phase at work as it can be stored."""
-    optimiser = work.prepared.optimiser
-    state = [
-        {name: value for name, value in optimiser.state[parameter].items() if isinstance(value, Tensor)}
-        for group in optimiser.param_groups
-        for parameter in group["params"]
-    ]
-    draws = work.prepared.draws.get_state()
-    return InterruptedPhase(work.index, work.epoch, work.batch, work.prepared.rows, draws, work.totals, state)
-
-
-def taken_up(stored: InterruptedPhase, prepared: PreparedPhase) -> PhaseAtWork:
-    """The stored phase at work again; the prepared one is changed in place, since a captured step reads its tensors."""
-    optimiser = prepared.optimiser
-    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    for parameter, values in zip(parameters, stored.optimiser, strict=True):
-        state = optimiser.state[parameter]
-        for name, value in values.items():
+    def take_up(self, stored: StoredPhase) -> None:
+        """Continue where the stored phase stood. Tensors are filled in place, since a captured step reads them."""
+        facts, tensors = stored.facts, stored.tensors
+        parameters = [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
+        for key, value in _part(tensors, "optimiser").items():
+            number, _, name = key.partition(".")
+            parameter = parameters[int(number)]
+            state = self.optimiser.state[parameter]
             if name not in state:
                 like = parameter if value.shape == parameter.shape else value.to(parameter.device)
                 state[name] = torch.empty_like(like, dtype=value.dtype)
             state[name].copy_(value)
-    if stored.draws.shape == prepared.draws.get_state().shape:  # another kind of device has other generators
-        prepared.draws.set_state(stored.draws.cpu())
-    totals = {name: total.to(prepared.rows.device) for name, total in stored.totals.items()}
-    return PhaseAtWork(stored.index, prepared, stored.epoch, stored.batch, totals)
+        if tensors["draws"].shape == self.draws.get_state().shape:  # another kind of device has other generators
+            self.draws.set_state(tensors["draws"].cpu())
+        self.epoch, self.batch = facts["epoch"], facts["batch"]
+        self.totals = {name: tensors[f"totals.{name}"].to(self.rows.device) for name in facts["losses"]}
 
 
 def state_of(learner: "Learner") -> tuple[Tensors, dict[str, Any]]:
     """Everything needed to continue exactly, between two steps or between two stages; tensors stay where they are."""
-    midway = [interrupted(work) for work in learner.at_work]
-    networks = {"network": learner.network}
+    midway = [work.state() for work in learner.at_work]
+    parts: dict[str, Mapping[str, Tensor]] = {"network": learner.network.state_dict()}
     if midway and learner.previous:
-        networks["previous"] = learner.previous  # between stages it equals the network
+        parts["previous"] = learner.previous.state_dict()  # between stages it equals the network
     if learner.initial and learner.initial is not learner.previous:
-        networks["initial"] = learner.initial
+        parts["initial"] = learner.initial.state_dict()
+    parts |= {f"term{number}": term.state_dict() for number, term in enumerate(learner.terms)}
+    parts["memory"] = {str(label): rows for label, rows in enumerate(learner.memory.classes)}
+    parts |= {f"phase{number}": tensors for number, (tensors, _) in enumerate(midway)}
     tensors: Tensors = {}
-    for name, network in networks.items():
-        tensors |= _named(name, network.state_dict())
-    for number, term in enumerate(learner.terms):
-        tensors |= _named(f"term{number}", term.state_dict())
-    tensors |= {f"memory.{label}": rows for label, rows in enumerate(learner.memory.classes)}
-    for number, phase in enumerate(midway):
-        tensors |= _named(f"phase{number}", _phase_tensors(phase))
+    for name, part in parts.items():
+        tensors |= _named(name, part)
     stage = learner.stage
-    facts = {
+    return tensors, {
         "stage": [stage.index, stage.num_old, stage.num_seen],
         "num_auxiliary": learner.network.head.num_auxiliary,
-        "networks": list(networks),
-        "num_terms": len(learner.terms),
         "num_classes_stored": len(learner.memory.classes),
-        "phases": [
-            {
-                "index": list(phase.index),
-                "epoch": phase.epoch,
-                "batch": phase.batch,
-                "losses": list(phase.totals),
-                "num_parameters": len(phase.optimiser),
-            }
-            for phase in midway
-        ],
+        "phases": [facts for _, facts in midway],
     }
-    return tensors, facts
 
 
-def restore(learner: "Learner", tensors: Tensors, facts: Mapping[str, Any]) -> None:
-    """Make a new learner stand where the stored one stood; `learn` with that stage, or the next, goes on from there."""
+def restore(learner: "Learner", tensors: Tensors, facts: Facts) -> None:
+    """Put a new learner where the stored one stood. `learn` with the same stage, or the next, continues from there."""
     stage = Stage(*facts["stage"])
     learner.stage = stage
     learner.network = _network(learner, stage.index, _part(tensors, "network"))
     learner.network.head.num_auxiliary = facts["num_auxiliary"]
     if not facts["phases"]:
         learner.previous = learner.network.frozen_copy()
-    elif "previous" in facts["networks"]:
-        learner.previous = _network(learner, stage.index - 1, _part(tensors, "previous")).frozen_copy()
+    elif weights := _part(tensors, "previous"):
+        learner.previous = _network(learner, stage.index - 1, weights).frozen_copy()
     learner.initial = learner.previous
-    if "initial" in facts["networks"]:
-        learner.initial = _network(learner, 0, _part(tensors, "initial")).frozen_copy()
+    if weights := _part(tensors, "initial"):
+        learner.initial = _network(learner, 0, weights).frozen_copy()
     for number, term in enumerate(learner.terms):
         take_over(term, _part(tensors, f"term{number}"))
-    learner.memory.classes = [
-        tensors[f"memory.{label}"].to(learner.device) for label in range(facts["num_classes_stored"])
-    ]
+    labels = range(facts["num_classes_stored"])
+    learner.memory.classes = [tensors[f"memory.{label}"].to(learner.device) for label in labels]
     learner.interrupted = [
-        _phase(phase, _part(tensors, f"phase{number}"), learner) for number, phase in enumerate(facts["phases"])
+        StoredPhase(tuple(phase["index"]), phase, _part(tensors, f"phase{number}"))
+        for number, phase in enumerate(facts["phases"])
     ]
 
 
@@ -146,32 +128,35 @@ def _network(learner: "Learner", stage_index: int, weights: Tensors) -> Network:
     return learner.acceleration.place(network, learner.device)
 
 
-def _phase_tensors(phase: InterruptedPhase) -> Tensors:
-    optimiser = {
-        f"{number}.{name}": value for number, state in enumerate(phase.optimiser) for name, value in state.items()
-    }
-    return {
-        "rows": phase.rows,
-        "draws": phase.draws,
-        **_named("totals", phase.totals),
-        **_named("optimiser", optimiser),
-    }
+def new_network(method: Method, channels: int, seed: int = 0) -> Network:
+    """A freshly initialised network without classes."""
+    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        backbone = require_backbone(method.backbone(channels))
+    return Network(backbone, method.head(backbone.dim))
 
 
-def _phase(facts: Mapping[str, Any], tensors: Tensors, learner: "Learner") -> InterruptedPhase:
-    optimiser: list[Tensors] = [{} for _ in range(facts["num_parameters"])]
-    for name, value in _part(tensors, "optimiser").items():
-        number, _, kind = name.partition(".")
-        optimiser[int(number)][kind] = value
-    return InterruptedPhase(
-        index=tuple(facts["index"]),
-        epoch=facts["epoch"],
-        batch=facts["batch"],
-        rows=tensors["rows"].to(learner.device),
-        draws=tensors["draws"],
-        totals={name: tensors[f"totals.{name}"] for name in facts["losses"]},
-        optimiser=optimiser,
-    )
+def network_of(method: Method, channels: int, stage_index: int, weights: Mapping[str, Tensor]) -> Network:
+    """The network of a stage from its weights, on the CPU."""
+    network = new_network(method, channels)
+    method.shape_network(network, stage_index)
+    take_over(network, weights)
+    return network
+
+
+def take_over(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Load stored values into a new module. Blocks that are empty in it, such as a head's classes, take their size."""
+    for name, tensor in module.state_dict().items():
+        grown = name in values and not tensor.numel() and values[name].numel()
+        if grown and (tensor.dim() == 1 or tensor.shape[1:] == values[name].shape[1:]):
+            owner, _, leaf = name.rpartition(".")
+            empty = tensor.new_empty(values[name].shape)
+            is_parameter = isinstance(getattr(module.get_submodule(owner), leaf), nn.Parameter)
+            setattr(module.get_submodule(owner), leaf, nn.Parameter(empty) if is_parameter else empty)
+    try:
+        module.load_state_dict(values)
+    except RuntimeError as error:
+        raise ModelError(f"The stored weights are of another network. {error}") from error
 
 
 def _named(name: str, tensors: Mapping[str, Tensor]) -> Tensors:

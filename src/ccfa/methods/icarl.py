@@ -53,5 +53,5 @@ class SigmoidDistillation(Term):
         logits = step.head(samples.features)[:, :num_old]
         is_label = samples.labels[:, :, None] == torch.arange(num_old, device=logits.device)
         targets = (samples.weights[:, :, None] * is_label).sum(dim=1)  # (B, old): shares where images were mixed
-        losses = sigmoids_for_labels(step.previous_logits, logits, targets, step.share())
+        losses = sigmoids_for_labels(step.previous_logits, logits, targets, step.share)
         return losses.mean() / step.head.num_classes

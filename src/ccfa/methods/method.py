@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Generator, Tensor, nn, optim
@@ -14,7 +14,8 @@ from ccfa.errors import UsageError
 from ccfa.models import BackboneBuilder, Features, Head, Network
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True)
+class Step:
     """What a term may look at: one batch as the current and the previous network see it."""
 
     stage: Stage
@@ -25,7 +26,12 @@ class Step(NamedTuple):
     previous_features: Features
     generator: Generator
     samples: Samples  # the batch in the head's space, as L_cls has it before feature augmentation
-    share: Callable[[], Tensor]  # (): the part of L_cls that comes from these samples; waits for the augmented ones
+    _all_samples: Callable[[], Samples]  # those of L_cls, which may still be computed
+
+    @property
+    def share(self) -> Tensor:
+        """The part of L_cls that comes from `samples`, a scalar; 1 without feature augmentation."""
+        return self.samples.weights.sum() / self._all_samples().weights.sum()
 
     @property
     def previous_logits(self) -> Tensor:

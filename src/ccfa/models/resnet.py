@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ccfa.kernels import Conv3x3, normalised
 from ccfa.models.backbone import BACKBONES, ChainBackbone
-from ccfa.models.convolution import Conv3x3, normalised
 
 
 class Block(nn.Module):

@@ -1,13 +1,14 @@
 """Our convolution and the batch norm after it are PyTorch's; on a GPU the kernels are compared with float64."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ccfa.models.convolution import Conv3x3, Normalise, normalised
+from ccfa.kernels.convolution import Conv3x3, Normalise, normalised
 
 SHAPES = [
     (3, 16, 1, 32),
@@ -34,7 +35,11 @@ def parts(channels, out, stride):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_on_a_cpu_it_is_the_plain_convolution_bit_for_bit(stride):
+def test_on_a_cpu_it_is_torchs_convolution(stride):
+    torch.manual_seed(0)
+    start = Conv3x3(3, 16).weight
+    torch.manual_seed(0)
+    assert torch.equal(start, nn.Conv2d(3, 16, 3, padding=1, bias=False).weight)
     conv, norm = parts(16, 32, stride)
     x = seeded(4, 16, 7, 7)
     plain = F.conv2d(x, conv.weight, stride=stride, padding=1)
@@ -42,30 +47,15 @@ def test_on_a_cpu_it_is_the_plain_convolution_bit_for_bit(stride):
     assert torch.equal(normalised(conv, copy.deepcopy(norm), x), norm(plain))
 
 
-def test_the_convolution_starts_from_the_same_numbers_as_pytorchs():
-    torch.manual_seed(0)
-    ours = Conv3x3(3, 16)
-    torch.manual_seed(0)
-    assert torch.equal(ours.weight, nn.Conv2d(3, 16, 3, padding=1, bias=False).weight)
-
-
-def test_maps_too_large_to_be_counted_in_32_bits_are_left_to_pytorch(monkeypatch):
-    class OnGpu:
-        """As much of a tensor on a GPU as is asked for."""
-
-        is_cuda, requires_grad = True, False
-
-        def __init__(self, num):
-            self.numel = lambda: num
-
+@pytest.mark.parametrize(("out", "num", "known"), [(32, 2**30 - 16, True), (32, 2**30, False), (48, 16, False)])
+def test_the_kernel_takes_narrow_maps_counted_in_32_bits(monkeypatch, out, num, known):
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
-    assert Conv3x3(16, 32).by_kernel(OnGpu(2**30 - 16))
-    assert not Conv3x3(16, 32).by_kernel(OnGpu(2**30))
-    assert not Conv3x3(16, 48).by_kernel(OnGpu(16))
+    on_gpu = SimpleNamespace(is_cuda=True, requires_grad=False, numel=lambda: num)
+    assert Conv3x3(16, out).by_kernel(on_gpu) == known
 
 
-def test_normalising_with_given_statistics_has_batch_norms_gradients():
+def test_normalise_has_batch_norms_gradients():
     norm = parts(3, 5, 1)[1].double()
     y, gradient = seeded(4, 5, 3, 3).double().requires_grad_(), seeded(4, 5, 3, 3).double()
     mean, variance = y.detach().mean((0, 2, 3)), y.detach().var((0, 2, 3), unbiased=False)

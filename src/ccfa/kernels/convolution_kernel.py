@@ -1,7 +1,7 @@
-"""3x3 convolutions of narrow maps as Triton kernels; `convolution.py` says when they are used.
+"""3x3 convolutions of narrow maps as Triton kernels; `convolution.py` decides when they are used.
 
-cuDNN's kernels are made for wide maps: with 16 to 64 channels most of their time is not arithmetic. These read the
-float32 weights directly, so that no copy in 16 bits is made, and give the gradient of the weights in float32.
+cuDNN's kernels are made for wide maps. With 16 to 64 channels most of their time is not arithmetic. These kernels read
+the float32 weights directly, so that no copy in 16 bits is made, and return the weights' gradient in float32.
 """
 
 import torch
@@ -127,7 +127,7 @@ def _backward(ctx, gradient, *_of_sums):
 
 
 conv3x3.register_autograd(_backward, setup_context=_remember)
-# Whoever uses the sums knows their gradient: batch norm's backward has it in closed form.
+# The sums get no gradient here: `Normalise` computes it with that of the batch norm.
 conv3x3_with_sums.register_autograd(_backward, setup_context=_remember)
 
 

@@ -1,4 +1,4 @@
-"""3x3 convolutions and the batch norm after them, by our own kernels where the maps are narrow."""
+"""3x3 convolutions and the batch norm after them: by our own kernels for narrow maps in bfloat16, else by torch's."""
 
 import importlib.util
 from types import ModuleType
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 kernel: ModuleType | None = None
 if importlib.util.find_spec("triton"):
-    from ccfa.models import convolution_kernel as kernel
+    from ccfa.kernels import convolution_kernel as kernel
 
 NARROW = (16, 32, 64)  # channels
 

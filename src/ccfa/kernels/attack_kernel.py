@@ -1,7 +1,7 @@
-"""The whole N-step attack as one Triton kernel, for heads on the sphere; `closed_form.py` is the plain version.
+"""The whole N-step attack as one Triton kernel, for heads that compare directions.
 
-Each program keeps a few features in registers and walks over the old classes once a step, carrying the softmax's
-normaliser and the gradient along, and once more at the end for the pseudo-label.
+Each program keeps a few features in registers. In every step it walks over the old classes once and carries the
+softmax's normaliser and the gradient along. It walks over them once more at the end, for the pseudo-label.
 """
 
 import triton
@@ -9,32 +9,20 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from ccfa.augmentation.samples import Criterion
-from ccfa.losses.classification import cross_entropy, nca, nca_exclusive
-from ccfa.models import CosineHead, Head, LocalSimilarityHead
-
-CRITERIA: dict[Criterion, int] = {cross_entropy: 0, nca: 1, nca_exclusive: 2}
+CRITERIA = {"cross_entropy": 0, "nca": 1, "nca_exclusive": 2}
+SIMILARITIES = {"cosine": (1.0, 0.0), "distance": (2.0, -2.0)}  # slope and shift of the cosine
 ROWS, COLUMNS = 16, 128  # of a tile: features, and proxies of old classes
 
 
-def supports(head: Head, criterion: Criterion) -> bool:
-    """Whether the kernel computes this head's and this criterion's attack."""
-    plain_margin = type(head) is LocalSimilarityHead and head.margin == 0
-    power_of_two = head.dim in (16, 32, 64, 128)  # more would not fit into registers
-    return (plain_margin or type(head) is CosineHead) and power_of_two and criterion in CRITERIA
-
-
 def fused_attack(
-    old_head: Head, criterion: Criterion, start: Tensor, norms: Tensor, targets: Tensor, alpha: Tensor, steps: int
-) -> tuple[Tensor, Tensor]:
-    """The attacked features and their pseudo-labels; a head on the sphere does not see `norms`."""
-    if isinstance(old_head, LocalSimilarityHead):
-        num_proxies, slope, shift = old_head.num_proxies, 2.0, -2.0
-    else:
-        num_proxies, slope, shift = 1, 1.0, 0.0
+    proxies: Tensor, scale: Tensor, similarity: str, criterion: str,
+    start: Tensor, targets: Tensor, alpha: Tensor, steps: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The attacked features and the classes the head gives them; see `sphere_attack`."""
+    num_classes, num_proxies, dim = proxies.shape
+    slope, shift = SIMILARITIES[similarity]
     padded = triton.next_power_of_2(num_proxies)
-    directions = F.normalize(old_head.weights.view(old_head.num_classes, num_proxies, -1), dim=2)
-    directions = F.pad(directions, (0, 0, 0, padded - num_proxies)).contiguous()
+    directions = F.pad(F.normalize(proxies, dim=2), (0, 0, 0, padded - num_proxies)).contiguous()
     attacked = start.float().contiguous().clone()
     labels = targets.new_empty(len(attacked))
     _attack[(triton.cdiv(len(attacked), ROWS),)](
@@ -42,22 +30,22 @@ def fused_attack(
         directions,
         targets.contiguous(),
         alpha.contiguous(),
-        old_head.scale,
+        scale,
         labels,
         len(attacked),
-        old_head.num_classes,
+        num_classes,
         steps,
         slope,
         shift,
         CRITERION=CRITERIA[criterion],
-        DIM=start.shape[1],
+        DIM=dim,
         NUM_PROXIES=num_proxies,
         PROXIES=padded,
         CLASSES=max(1, COLUMNS // padded),
         ROWS=ROWS,
         num_warps=8,
     )
-    return attacked * norms, labels
+    return attacked, labels
 
 
 @triton.jit
@@ -86,7 +74,7 @@ def _scores(
 def _logit_gradient(
     unit, directions, classes, slope, shift, DIM: tl.constexpr, NUM_PROXIES: tl.constexpr, PROXIES: tl.constexpr
 ):  # fmt: skip
-    """dy/dz of one class a row, without the factor slope * scale."""
+    """dy/dz of one class per row, without the factor slope * scale."""
     proxies = tl.arange(0, PROXIES)
     columns = classes[:, None] * PROXIES + proxies[None, :]
     tile = tl.load(directions + columns[:, :, None] * DIM + tl.arange(0, DIM)[None, None, :])

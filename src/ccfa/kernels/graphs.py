@@ -1,0 +1,185 @@
+"""A training step as one CUDA graph with branches, on streams that no other run has, so that runs can share a GPU."""
+
+import ctypes
+import gc
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Generator, Tensor, nn, optim
+
+from ccfa.errors import ResourceError
+
+T = TypeVar("T")
+Losses = dict[str, Tensor]
+StepFunction = Callable[[Tensor], Losses]
+
+WARM_UP_STEPS = 2  # lets cuDNN and the allocator settle before a capture
+_CAPTURE = threading.Lock()  # beginning a capture waits for the whole device, which ends another capture
+
+
+class Lane:
+    """The streams of one run: its main one, and one for each branch of its graphs. No other run has them.
+
+    `torch.cuda.Stream()` hands out the same 32 streams in turn, so two runs soon share one. What one of them launches
+    while the other captures becomes part of the other's graph, and waiting for it ends the capture with an error.
+    Each branch has a stream because freed memory is reused on the stream that it came from: what a branch made may be
+    freed while the main stream still reads it, for example in backward. The branch waits for the main stream before it
+    runs again.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.main = _unshared_stream(device)
+        self._branches: dict[str, torch.cuda.Stream] = {}
+
+    def branch(self, name: str) -> torch.cuda.Stream:
+        if name not in self._branches:
+            self._branches[name] = _unshared_stream(self.device)
+        return self._branches[name]
+
+
+class _Here(threading.local):
+    """The lanes of this thread, by the number of their device."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, Lane] = {}
+
+
+_HERE = _Here()
+_IDLE: defaultdict[int, list[Lane]] = defaultdict(list)  # for later runs, with the memory kept for their streams
+
+
+def lane_here(device: torch.device) -> Lane:
+    """The lane of this thread; a thread that borrowed none gets one for itself."""
+    number = _number(device)
+    if number not in _HERE.lanes:
+        _HERE.lanes[number] = Lane(device)
+    return _HERE.lanes[number]
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Work on a lane that no other thread has, so that runs in several threads share a GPU instead of queueing for it.
+
+    Args:
+        device: The GPU; for a CPU the context does nothing.
+
+    >>> with own_stream(torch.device("cpu")):
+    ...     torch.ones(2).sum().item()
+    2.0
+    """
+    if device.type != "cuda":
+        yield
+        return
+    number = _number(device)
+    try:
+        lane = _IDLE[number].pop()
+    except IndexError:
+        lane = Lane(device)
+    _HERE.lanes[number] = lane
+    try:
+        with torch.cuda.stream(lane.main):
+            yield
+            lane.main.synchronize()
+        _IDLE[number].append(lane)  # unless an error left work behind
+    finally:
+        del _HERE.lanes[number]
+
+
+def aside(name: str, device: torch.device, compute: Callable[[], T]) -> Callable[[], T]:
+    """Compute a value on a side stream: in a capture, a branch of the graph.
+
+    Returns:
+        A function that makes the main stream wait for the value and returns it. It must be called within the capture.
+    """
+    main, side, done = torch.cuda.current_stream(device), lane_here(device).branch(name), torch.cuda.Event()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        value = compute()
+        done.record(side)
+
+    def ready() -> T:
+        main.wait_event(done)
+        return value
+
+    return ready
+
+
+def captured(
+    step: StepFunction, batch: Tensor, network: nn.Module, optimiser: optim.Optimizer, generator: Generator
+) -> StepFunction:
+    """The step recorded as a CUDA graph, with network and optimiser left as they were."""
+    rows = batch.clone()
+    state = [*network.parameters(), *network.buffers()]
+    stream = lane_here(batch.device).main
+    with _CAPTURE, torch.no_grad():
+        kept = [tensor.clone() for tensor in state]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), torch.enable_grad():
+            for _ in range(WARM_UP_STEPS):
+                step(rows)
+        torch.cuda.current_stream().wait_stream(stream)
+        for tensor, value in zip(state, kept, strict=True):
+            tensor.copy_(value)
+        for group in optimiser.param_groups:
+            if "capturable" in group:  # Adam needs this; set before the warm-up, it would draw a warning
+                group["capturable"] = True
+        for values in optimiser.state.values():  # momentum of zero is what a fresh optimiser starts from
+            for value in values.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(generator)
+        recording = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
+        with torch.enable_grad(), _no_collection(), recording:
+            losses = step(rows)
+
+    return CapturedStep(graph, rows, losses, step)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection: a graph of an earlier phase that is freed by the capturing thread ends the capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A step recorded as a graph; it keeps the step alive, whose memory the graph reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    rows: Tensor
+    losses: Losses
+    step: StepFunction
+
+    def __call__(self, batch: Tensor) -> Losses:
+        """The step on another batch; its losses are overwritten by the next."""
+        self.rows.copy_(batch)
+        self.graph.replay()
+        return self.losses
+
+
+def _number(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _unshared_stream(device: torch.device) -> torch.cuda.Stream:
+    """A new stream from the driver, which does not wait for the default stream."""
+    handle, non_blocking = ctypes.c_void_p(), 1
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().query()  # makes this thread use the device
+        status = ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(handle), non_blocking)
+        if status:
+            raise ResourceError(f"CUDA could not make a stream on {device} (error {status}).")
+        return torch.cuda.ExternalStream(handle.value, device)
