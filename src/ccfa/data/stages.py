@@ -64,7 +64,7 @@ def split(num_classes: int, initial: int, increment: int | Sequence[int]) -> tup
     else:
         increment = index(increment)
         if increment < 1 or increment > rest > 0:
-            raise UsageError(f"An increment of {increment} does not fit: expected from 1 to {rest}, the classes left.")
+            raise UsageError(f"An increment of {increment} does not fit: expected at least 1 and at most {rest}.")
         sizes = [min(increment, rest - done) for done in range(0, rest, increment)]
     if min(sizes, default=1) < 1:
         raise UsageError(f"Every stage must have at least 1 class, got the sizes {[initial, *sizes]}.")
