@@ -150,7 +150,7 @@ def test_kmeans_finds_separated_clusters():
     np.testing.assert_allclose(centres[order], [group.mean(axis=0) for group in groups], atol=1e-10)
 
 
-@pytest.mark.parametrize("points", [torch.randn(1, 4), torch.randn(3, 4), torch.ones(12, 3)], ids=str, ids=len)
+@pytest.mark.parametrize("points", [torch.randn(1, 4), torch.randn(3, 4), torch.ones(12, 3)], ids=len)
 def test_kmeans_of_few_or_equal_points(points):
     centres = kmeans(points, 5, seeded(0))
     assert centres.shape == (5, points.shape[1])
