@@ -339,7 +339,6 @@ def test_a_run_is_compared_with_itself_once(call, finished):
     assert (code, err) == (0, "")
     average = Run(path).report().metrics["average_incremental_accuracy"]
     assert f"{100 * average:.2f}" in out
-    assert "named twice and counted once" in out
     assert "average: mean over all stages" in out
     assert "Comparison: page/index.html" in out
 

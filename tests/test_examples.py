@@ -18,7 +18,7 @@ from ccfa.methods import METHODS
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(ccfa.__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "RESULTS.md"]
-VERBS = {name: verb for verb in get_args(cli.Verb) for name in [verb.__metadata__[0].name]}
+VERBS = {verb.__metadata__[0].name: verb.__origin__ for verb in get_args(cli.Verb)}
 WITH_EXAMPLES = [
     ".".join(path.relative_to(SOURCE).with_suffix("").parts)
     for path in sorted(SOURCE.rglob("ccfa/**/*.py"))
@@ -75,6 +75,15 @@ def test_examples_run_and_learn(path, tmp_path, monkeypatch, capsys):
     assert len(accuracies) == len(output.splitlines()) > 0
     assert min(accuracies) > 30  # a tenth would be chance
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_usage_page_s_code_runs(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "usage.md").read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert 0 < float(capsys.readouterr().out) < 1
+    assert (tmp_path / "runs" / "several" / "comparison" / "index.html").exists()
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from ccfa.methods import METHODS, Method, Recipe, register_method, with_augmentation
     from ccfa.models import register_backbone, wrap
     from ccfa.plugins import load_plugin
+    from ccfa.reporting.comparison import compare
+    from ccfa.reporting.page import write_report
     from ccfa.reporting.showing import resume, run, sweep
     from ccfa.settings import Experiment, Grid, Running
 
@@ -31,6 +33,7 @@ _HOME = {
     "Samples": "augmentation",
     "Stage": "data",
     "build_method": "experiments",
+    "compare": "reporting.comparison",
     "cross_class_features": "augmentation",
     "load": "data",
     "register_data": "data",
@@ -43,6 +46,7 @@ _HOME = {
     "sweep": "reporting.showing",
     "with_augmentation": "methods",
     "wrap": "models",
+    "write_report": "reporting.page",
 }
 
 __all__ = [
@@ -60,6 +64,7 @@ __all__ = [
     "Samples",
     "Stage",
     "build_method",
+    "compare",
     "cross_class_features",
     "load",
     "load_plugin",
@@ -72,6 +77,7 @@ __all__ = [
     "sweep",
     "with_augmentation",
     "wrap",
+    "write_report",
 ]
 
 

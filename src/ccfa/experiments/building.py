@@ -76,6 +76,18 @@ def factory(name: str) -> Any:
 
 
 def build_method(name: str, data: str = "cifar100", **options: Any) -> Method:
-    """A method with the published values for a data set, and options of one's own on top."""
+    """Build a method with the published values for a data set, and options of your own on top.
+
+    Args:
+        name: The name of a method, as in `METHODS`.
+        data: The name of a data set, or the path of an image folder.
+        options: Other values for options of the method.
+
+    Returns:
+        The method, for `Learner`.
+
+    >>> build_method("podnet", "digits", memory=2).memory.per_class
+    2
+    """
     method: Method = factory(name)(**{**preset(name, data), **options})
     return method

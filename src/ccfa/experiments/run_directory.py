@@ -127,6 +127,9 @@ class Run:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
     @contextmanager
     def entered(self, config: Mapping[str, Any], environment: Mapping[str, Any], new: bool = False) -> Iterator[None]:
         """Hold the directory in order to run this configuration in it: a new directory, or one that has begun it.

@@ -95,6 +95,13 @@ def resume(path: Path | str, running: Running = DEFAULTS, *, console: Console | 
 
     Returns:
         The run.
+
+    >>> import contextlib, tempfile
+    >>> place = tempfile.mkdtemp() + "/run"
+    >>> with contextlib.suppress(SystemExit):  # the time is up
+    ...     run(Experiment("finetune", options={"epochs": 1}), place, Running(device="cpu", max_minutes=0))
+    >>> resume(place).report().finished
+    True
     """
     console, directory = console or Console(quiet=True), Run(Path(path))
     require_ready(running)
@@ -146,6 +153,11 @@ def sweep(
 
     Returns:
         The runs.
+
+    >>> import tempfile
+    >>> grid = Grid(("finetune",), ccfa="off", seeds=(0, 1), scenario="9,1", options={"epochs": 0})
+    >>> [finished.report().finished for finished in sweep(grid, tempfile.mkdtemp(), Running(device="cpu"))]
+    [True, True]
     """
     console, out = console or Console(quiet=True), Path(out)
     require_ready(running)
