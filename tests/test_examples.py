@@ -6,6 +6,7 @@ import re
 import runpy
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +14,7 @@ import pytest
 
 import ccfa
 from ccfa import cli
-from ccfa.methods import METHODS
+from ccfa.data import DATASETS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(ccfa.__file__).parents[1]
@@ -68,7 +69,10 @@ def test_readme_shows_the_quickstart():
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_examples_run_and_learn(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(METHODS, "_added", dict(METHODS._added))
+    digits = DATASETS["digits"]  # with fewer epochs
+    methods = {**digits.method_options, "podnet": {"balanced_epochs": 4}}
+    shorter = replace(digits, options={**digits.options, "epochs": 6}, method_options=methods)
+    monkeypatch.setitem(DATASETS._added, "digits", shorter)
     runpy.run_path(str(path), run_name="__main__")
     output = capsys.readouterr().out
     accuracies = [float(value) for value in re.findall(r": (\d+\.\d)%$", output, flags=re.MULTILINE)]
