@@ -117,7 +117,9 @@ def load_plugin(path: Path | str) -> ModuleType:
     spec = None
     if path.is_file():
         name = f"ccfa_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-        _loaded.setdefault(path.name, hashlib.sha256(path.read_bytes()).hexdigest())
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if _loaded.setdefault(path.name, digest) != digest:  # the name stands for the digest in every run's record
+            raise UsageError(f"Another plug-in named {path.name}, or another version of it, is loaded already.")
         if name in sys.modules:
             return sys.modules[name]
         spec = importlib.util.spec_from_file_location(name, path)
@@ -128,7 +130,7 @@ def load_plugin(path: Path | str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        del sys.modules[name]
+        del sys.modules[name], _loaded[path.name]
         reason = str(error) if isinstance(error, CcfaError) else f"{type(error).__name__}: {error}"
         raise UsageError(f"The plug-in {path} failed. {reason}") from error
     return module

@@ -59,7 +59,7 @@ class Setting:
     """What an experiment and a grid of experiments have in common."""
 
     data: str = "digits"
-    """digits, glyphs, cifar100, or the path of an image folder."""
+    """digits, glyphs, cifar100, a registered name, or the path of an image folder."""
     scenario: str | None = None
     """B50-inc10, B0-inc10, ... or a list of stage sizes such as 5,2,2,1."""
     memory: int | None = None

@@ -10,8 +10,9 @@ from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation.similarity import linear_cka
 from ccfa.experiments import Experiment, Run
 from ccfa.experiments import analyses as module
-from ccfa.experiments.analyses import feature_plane, learner_after, map_similarities, reopen
+from ccfa.experiments.analyses import feature_plane, learner_after, map_similarities
 from ccfa.experiments.presets import ccfa_preset
+from ccfa.experiments.running import resolve_again
 from digit_runs import CPU, created, digit_run
 
 
@@ -35,7 +36,7 @@ def seen_features(monkeypatch):
 
 
 def learners(run):
-    resolved = reopen(run)
+    resolved = resolve_again(run, same_method=False)
     return [learner_after(stage, run, resolved, CPU) for stage in resolved.stages]
 
 
@@ -44,7 +45,7 @@ def of_kind(plane, kind):
 
 
 def test_every_network_predicts_as_it_did(run):
-    test = reopen(run).test
+    test = resolve_again(run, same_method=False).test
     for learner in learners(run):
         seen = test.subset(test.rows(0, learner.stage.num_seen))
         stored = run.read_predictions(learner.stage.index)["by_logits"]
@@ -57,12 +58,12 @@ def test_other_data_are_refused(run, tmp_path):
     config["resolved"]["fingerprints"]["train"] = "0" * 64
     copied.write_json("config.json", config)
     with pytest.raises(ModelError, match="fingerprints"):
-        reopen(copied)
+        resolve_again(copied, same_method=False)
 
 
 @pytest.mark.parametrize("estimator", ["biased", "unbiased"])
 def test_cka_is_of_flattened_maps(run, estimator):
-    resolved = reopen(run)
+    resolved = resolve_again(run, same_method=False)
     images = resolved.method.transforms.test(resolved.test.images[resolved.test.labels < 4])
     with torch.no_grad():
         first, *later = (learner.network.eval().backbone(images).maps for learner in learners(run))
@@ -82,7 +83,7 @@ def test_memory_and_training_features(run, seen_features):
     assert [(point["class"], point["row"]) for point in of_kind(plane, "memory")] == [
         (label, row) for label, rows in enumerate(run.read_exemplars(0)) for row in rows
     ]
-    training, labels = of_kind(plane, "training"), reopen(run).train.labels
+    training, labels = of_kind(plane, "training"), resolve_again(run, same_method=False).train.labels
     assert len({point["row"] for point in training}) == len(training) == 100
     assert all(int(labels[point["row"]]) == point["class"] < 4 for point in training)
 

@@ -13,7 +13,7 @@ from PIL import Image
 from ccfa.errors import ModelError
 from ccfa.experiments import Run
 from ccfa.reporting import page as module
-from ccfa.reporting.page import read_contents, report_line, write_report
+from ccfa.reporting.page import read_contents, write_page, write_report
 from ccfa.reporting.pictures import read_pictures, strip
 from synthetic_runs import synthetic_resolved, synthetic_run
 
@@ -239,7 +239,7 @@ def test_page_that_fails_is_a_note(run, resolved, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, "write_atomically", full)
-    line = report_line(run.path, resolved)
+    line = write_page(run.path, resolved)
     assert line.startswith("note:")
     assert f"ccfa report {run.path}" in line
 

@@ -112,6 +112,10 @@ def data_set(name: str | Path) -> DataSet:
 
 def describe_data_sets() -> dict[str, str]:
     """Return every data set by name with its description; packages that are not imported yet stay so."""
-    offered = {name: f"from the package {point.value}" for name, point in DATASETS.offered.items()}
-    registered = {name: found.description for name, found in DATASETS._added.items()}
-    return offered | registered | {"PATH": "an image folder: train/<class>/ and test/<class>/, or <class>/"}
+    found = {
+        name: f"from the package {DATASETS.offered[name].value}"
+        if name in DATASETS.offered
+        else DATASETS[name].description
+        for name in DATASETS
+    }
+    return found | {"PATH": "an image folder: train/<class>/ and test/<class>/, or <class>/"}

@@ -124,8 +124,7 @@ class Metric(NamedTuple):
     definition: str
     of: Callable[[Evaluated], float]
     column: str = ""  # the heading in a comparison; without one it is not shown there
-    is_headline: bool = False  # whether it is among the first numbers of a run's page
-    higher_is_better: bool = True
+    headline: str = ""  # its name at the top of a run's page; without one it is not shown there
 
 
 # To add a metric, add an entry here: reports, tables and comparisons take it from this list.
@@ -134,16 +133,19 @@ METRICS: dict[str, Metric] = {
         "mean over all stages, the first included, of the accuracy on seen classes",
         lambda run: _mean(run.overall),
         "average",
-        is_headline=True,
+        "average incremental accuracy",
     ),
     "last_accuracy": Metric(
-        "accuracy on all classes after the last stage", lambda run: float(run.overall[-1]), "last", is_headline=True
+        "accuracy on all classes after the last stage",
+        lambda run: float(run.overall[-1]),
+        "last",
+        "accuracy after the last stage",
     ),
     "new_class_accuracy": Metric(
         "mean over stages k after stage 0 of A[k,k]",
         lambda run: _mean(np.diagonal(run.matrix)[1:]),
         "new",
-        is_headline=True,
+        "new-class accuracy",
     ),
     "old_class_accuracy": Metric(
         "mean over stages after stage 0 of the accuracy on all test images of old classes",
@@ -155,26 +157,22 @@ METRICS: dict[str, Metric] = {
         "(Chaudhry et al. 2018)",
         lambda run: forgetting_max_minus_last(run.matrix),
         "forgetting",
-        is_headline=True,
-        higher_is_better=False,
+        "forgetting",
     ),
     "forgetting_first_minus_last": Metric(  # minus the backward transfer of Lopez-Paz & Ranzato 2017
         "mean over stages j before the last of A[j,j] - A[last,j]",
         lambda run: _mean(np.diagonal(run.matrix)[:-1] - run.matrix[-1, :-1]),
-        higher_is_better=False,
     ),
     "forgetting_lee2019": Metric(
         "mean over stages s after stage 0 of the sum over earlier stages r of "
         "(classes of r / classes seen at s) * (A[r,r] - A[s,r]) (FGT, Lee et al. 2019)",
         lambda run: forgetting_lee2019(run.matrix, run.boundaries),
-        higher_is_better=False,
     ),
     "forgetting_inclearn": Metric(
         "sum over tens of classes g, in learning order, of max_i a[i,g] - a[last,g], i before the last stage, "
         "divided by the number of tens + 1; a[i,g] is the accuracy after stage i on the classes of g seen by "
         "then, the maximum at least 0 (printed by PODNet's published code)",
         lambda run: forgetting_inclearn(run.predictions, run.labels),
-        higher_is_better=False,
     ),
 }
 DEFINITIONS = {name: metric.definition for name, metric in METRICS.items()}

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ccfa.augmentation import CCFA, Samples
 from ccfa.data import Stage
-from ccfa.errors import ModelError, UsageError
+from ccfa.errors import UsageError
 from ccfa.evaluation.projection import perplexity_for, tsne
 from ccfa.evaluation.similarity import Estimator, aligned, centred, gram
 from ccfa.experiments.building import experiment_method
-from ccfa.experiments.differences import differences, two_columns
-from ccfa.experiments.experiment import Resolved, resolve
+from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.run_directory import Run
+from ccfa.experiments.running import resolve_again
 from ccfa.learning import Learner
 from ccfa.learning.learner import EVALUATION_BATCH, joined
 from ccfa.learning.loop import named_generator
@@ -26,18 +26,6 @@ NUM_CLASSES = 10  # of a plane
 NUM_FEATURES = 1000
 NUM_IMAGES = 5000  # of CKA
 KINDS = ("memory", "augmented", "training")
-
-
-def reopen(run: Run, data_dir: Path | None = None) -> Resolved:
-    """Load the data and build the method of a run again; refuse data other than the run's."""
-    resolved = resolve(run.experiment, data_dir)
-    stored, now = ({**config["resolved"], "method": None} for config in (run.config, resolved.config))
-    if changed := differences(stored, now):
-        raise ModelError(
-            f"{run.path} was run on other data than those here now. Name the data of the run with --data-dir, "
-            f"or put them back where they were.\n{two_columns(changed)}"
-        )
-    return resolved
 
 
 def learner_after(stage: Stage, run: Run, resolved: Resolved, device: torch.device) -> Learner:
@@ -62,7 +50,7 @@ def map_similarities(
     The images are the test images of the first stage's classes: all of them or, where there are more, `num_images` at
     random. Returns one list per later stage, with one value per level, and the number of images.
     """
-    resolved, device = reopen(run, data_dir), device or torch.device("cpu")
+    resolved, device = resolve_again(run, data_dir, same_method=False), device or torch.device("cpu")
     first, *later = resolved.stages
     if not later:
         raise UsageError(f"{run.path} has a single stage: there is no later network to compare the first with.")
@@ -116,7 +104,7 @@ def feature_plane(
     of the classes. CCFA has the run's options or, for a run without it, the data set's. All features are in the space
     of the head and of images without random transforms.
     """
-    resolved = reopen(run, data_dir)
+    resolved = resolve_again(run, data_dir, same_method=False)
     method = experiment_method(replace(resolved.experiment, ccfa=True))
     ccfa = next(part for part in method.feature_augmentations if isinstance(part, CCFA))
     first, *later = resolved.stages

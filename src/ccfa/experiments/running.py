@@ -117,17 +117,22 @@ def finished(directory: Run, resolved: Resolved, running: Running) -> Report | N
     return report
 
 
-def resolve_again(directory: Run, data_dir: Path | None = None) -> Resolved:
-    """Return the experiment of a run with its data, which must be what the run began with."""
-    config = directory.config
-    begun_with = config.get("plugins", {})
+def resolve_again(directory: Run, data_dir: Path | None = None, same_method: bool = True) -> Resolved:
+    """Return the experiment of a run with its data, which must be what the run began with.
+
+    Without `same_method`, the method's published values may have changed since; the data may not.
+    """
+    begun_with = directory.config.get("plugins", {})
     if missing := sorted(begun_with.keys() - loaded_plugins().keys()):
         raise UsageError(f"{directory.path} was begun with plug-ins: add --plugin {' --plugin '.join(missing)}.")
     resolved = resolve(directory.experiment, data_dir)
-    if found := differences(config, resolved.config):
+    found = differences(directory.config, resolved.config)
+    if not same_method:
+        found = {name: pair for name, pair in found.items() if not name.startswith(("resolved.method", "plugins"))}
+    if found:
         raise ModelError(
-            f"{directory.path} cannot be continued: the data or the method are no longer what it began with. "
-            f"Put them back, or start a new run.\n{two_columns(found)}"
+            f"{directory.path} was begun with other data or another method than those here now. Put them back, name "
+            f"the data with --data-dir, or start a new run.\n{two_columns(found)}"
         )
     return resolved
 

@@ -37,8 +37,9 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(out), *([nn.ReLU()] if rectified else []))
 
     def forward(self, x: Tensor) -> Tensor:
+        shortcut = self.shortcut(x)  # first: the order decides how backward adds up, and so the last bits
         residual = normalised(self.conv2, self.norm2, F.relu(normalised(self.conv1, self.norm1, x)))
-        total: Tensor = self.shortcut(x) + (F.relu(residual) if self.rectified else residual)
+        total: Tensor = shortcut + (F.relu(residual) if self.rectified else residual)
         return F.relu(total) if self.relu else total
 
 

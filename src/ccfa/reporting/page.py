@@ -24,7 +24,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from ccfa.evaluation import DEFINITIONS, Numbers, Report, forgetting_max_minus_last
+from ccfa.evaluation import DEFINITIONS, METRICS, Numbers, Report, forgetting_max_minus_last
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.run_directory import Run, left_alone
 from ccfa.files import write_atomically
@@ -33,12 +33,7 @@ from ccfa.reporting.pictures import Arrays, read_pictures, strip, write_pictures
 from ccfa.reporting.values import counted, duration, number, percent
 
 T = TypeVar("T")
-HEADLINES = {
-    "average_incremental_accuracy": "average incremental accuracy",
-    "last_accuracy": "accuracy after the last stage",
-    "forgetting_max_minus_last": "forgetting",
-    "new_class_accuracy": "new-class accuracy",
-}
+HEADLINES = {name: metric.headline for name, metric in METRICS.items() if metric.headline}
 NUM_PAIRS = 10
 MAX_CLASSES = 128  # of a confusion matrix by class; with more it is one by stage
 MAX_LINES = 25  # between stages; more would hide what they separate
@@ -179,7 +174,7 @@ def write_report(run: Run | Path | str, resolved: Resolved | None = None) -> Pat
     return run.path / "report.html"
 
 
-def report_line(directory: Path, resolved: Resolved | None = None) -> str:
+def write_page(directory: Path, resolved: Resolved | None = None) -> str:
     """Write the page and return a line that says where it is, or why it could not be written."""
     try:
         with left_alone(directory):

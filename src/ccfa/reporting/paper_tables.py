@@ -29,7 +29,7 @@ from ccfa.experiments.tables import TABLES, Cell, Setting, Table, cell_for, cell
 from ccfa.files import write_atomically
 from ccfa.methods import METHODS
 from ccfa.reporting.comparison import AVERAGE, paired
-from ccfa.reporting.showing import sweep
+from ccfa.reporting.showing import require_ready, sweep
 from ccfa.reporting.values import Value, counted
 from ccfa.settings import Experiment, Running, command_words
 
@@ -342,6 +342,7 @@ def submit_jobs(
 
 def fill_shown(wanted: Wanted, running: Running, console: Console) -> None:
     """Run what is missing and keep the report of each run that finishes; an error at the end if some run failed."""
+    require_ready(running)
     experiments = wanted.left()
     if not experiments:
         console.print(wanted.nothing_to_do())

@@ -13,7 +13,6 @@ from ccfa.errors import CcfaError, DataError, LockedError, ResourceError, Stoppe
 from ccfa.evaluation import Report
 from ccfa.experiments import Run, resolve
 from ccfa.experiments import sweep as sweeping
-from ccfa.experiments.analyses import reopen
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.ledger import store_result
 from ccfa.experiments.running import DEFAULTS, Audience, acceleration_of, finished, resolve_again, running_again
@@ -24,7 +23,7 @@ from ccfa.learning.acceleration import describe_device
 from ccfa.plugins import load_plugin
 from ccfa.reporting.comparison import Comparison, Entry, compare_entries, grouped, setting
 from ccfa.reporting.comparison_page import show_comparison
-from ccfa.reporting.page import report_line
+from ccfa.reporting.page import write_page
 from ccfa.reporting.pictures import read_pictures
 from ccfa.reporting.tables import metrics_table
 from ccfa.reporting.tensorboard import TensorBoard, require_tensorboard
@@ -202,7 +201,7 @@ def show_end(outcome: Outcome, console: Console) -> None:
     if error:
         _show_partial_page(directory, resolved, error, console)
     else:
-        console.print(report_line(directory.path, resolved), soft_wrap=True)
+        console.print(write_page(directory.path, resolved), soft_wrap=True)
 
 
 def failure(errors: Mapping[str, CcfaError]) -> CcfaError:
@@ -241,7 +240,7 @@ def require_ready(running: Running) -> None:
 def _show_partial_page(directory: Run, resolved: Resolved, ended: BaseException, console: Console) -> None:
     """Write the page of a run that ended early, if a stage is finished, and say where it is."""
     if not isinstance(ended, LockedError) and (directory.path / "report.json").exists():
-        console.print(report_line(directory.path, resolved), soft_wrap=True)
+        console.print(write_page(directory.path, resolved), soft_wrap=True)
 
 
 def show_finished(directory: Run, data_dir: Path | None, console: Console) -> None:
@@ -254,7 +253,7 @@ def show_finished(directory: Run, data_dir: Path | None, console: Console) -> No
             find = data_set(name).find
             if find and find(data_dir) is None:  # no reason for a download
                 raise DataError(f"{name} was not found: name its folder with --data-dir.")
-            resolved = reopen(directory, data_dir)
+            resolved = resolve_again(directory, data_dir, same_method=False)
         except CcfaError as error:
             console.print(f"note: the report page has no pictures. {error}", soft_wrap=True)
     show_result(report, directory.path, resolved, console)
@@ -264,4 +263,4 @@ def show_result(report: Report, path: Path, resolved: Resolved | None, console: 
     """Show a run's result, write its page, and say where both are."""
     console.print(metrics_table(report, with_definitions=console.width >= WIDE))  # the page has the definitions too
     console.print(f"Run directory: {path}", soft_wrap=True)
-    console.print(report_line(path, resolved), soft_wrap=True)
+    console.print(write_page(path, resolved), soft_wrap=True)
