@@ -121,19 +121,21 @@ class ImageSet:
         """Return the rows whose label is in [first, last), ascending."""
         return torch.nonzero((self.labels >= first) & (self.labels < last)).flatten()
 
-    def subset(self, rows: Tensor | Sequence[int]) -> ImageSet:
+    def subset(self, rows: Array | Sequence[int]) -> ImageSet:
         """Return the images of some rows, in the order given, with the same class names."""
         chosen = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
         return ImageSet(self.images[chosen], self.labels[chosen], self.class_names)
 
     def reorder(self, order: Sequence[int]) -> ImageSet:
         """Return the set with new labels: the class now labelled order[k] becomes class k."""
-        counts, labels = Counter(order), range(self.num_classes)
-        if wrong := [str(label) for label in sorted({*order, *labels}) if counts[label] != (label in labels)]:
-            raise UsageError(
-                f"A class order must hold each of 0 to {self.num_classes - 1} once. "
-                f"Missing, repeated or no label here: {some(wrong)}."
-            )
+        num, counts = self.num_classes, Counter(order)
+        faults = {
+            "not a label": sorted(label for label in counts if not 0 <= label < num),
+            "repeated": sorted(label for label in counts if counts[label] > 1),
+            "missing": [label for label in range(num) if label not in counts],
+        }
+        if found := [f"{fault}: {some([*map(str, labels)])}" for fault, labels in faults.items() if labels]:
+            raise UsageError(f"A class order must hold each of 0 to {num - 1} once; got {'; '.join(found)}.")
         new_label = torch.argsort(torch.tensor(list(order))).to(self.device)
         return self._with(self.images, new_label[self.labels], [self.class_names[label] for label in order])
 
@@ -161,8 +163,7 @@ class ImageSet:
                 )
             num_held = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
             held[random.permutation(rows)[:num_held]] = True
-        chosen = torch.from_numpy(held)
-        return self.subset(torch.nonzero(~chosen).flatten()), self.subset(torch.nonzero(chosen).flatten())
+        return self.subset(np.flatnonzero(~held)), self.subset(np.flatnonzero(held))
 
 
 def require_same_classes(train: ImageSet, test: ImageSet) -> None:
