@@ -1,6 +1,5 @@
 """Data sets by name: built in, registered, from a plug-in, or the path of a folder."""
 
-import doctest
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from ccfa import ImageSet, build_method, load, register_data
-from ccfa.data import DATASETS, FOLDER, Transforms, data_set, describe_data_sets, images, registry, stages
+from ccfa.data import DATASETS, FOLDER, Transforms, data_set, describe_data_sets
 from ccfa.errors import DataError, UsageError
 from ccfa.experiments import Experiment, resolve
 from zoo import write_noise
@@ -30,11 +29,6 @@ def register_grey(name="noise", **changes):
     options = {"backbone": "small", "transforms": GREY, "epochs": 1, "batch_size": 8, "memory": 3}
     defaults = {"scenario": "2,1,1", "order": "3,2,1,0", "options": options}
     return register_data(name, **{**defaults, **changes})(grey_noise)
-
-
-@pytest.mark.parametrize("module", [images, registry, stages])
-def test_the_documented_examples_run(module):
-    assert doctest.testmod(module).failed == 0
 
 
 def test_a_registered_data_set_has_its_defaults(call):

@@ -94,7 +94,6 @@ class ImageSet:
 
     @property
     def device(self) -> torch.device:
-        """Where images and labels are stored."""
         return self.images.device
 
     @property
@@ -109,7 +108,6 @@ class ImageSet:
         return self._shared.fingerprint
 
     def to(self, device: torch.device | str) -> ImageSet:
-        """Return the same set on another device."""
         device, copies = torch.device(device), self._shared.copies
         with _COPYING:
             images = copies.get(device)

@@ -162,10 +162,6 @@ def load_parts(
 
 def describe_data_sets() -> dict[str, str]:
     """Return every data set by name with its description; packages that are not imported yet stay so."""
-    found = {
-        name: f"from the package {DATASETS.offered[name].value}"
-        if name in DATASETS.offered
-        else DATASETS[name].description
-        for name in DATASETS
-    }
-    return found | {"PATH": "an image folder: train/<class>/ and test/<class>/, or <class>/"}
+    added = {name: DATASETS[name].description for name in DATASETS if name not in DATASETS.offered}
+    offered = {name: f"from the package {point.value}" for name, point in DATASETS.offered.items()}
+    return {**added, **offered, "PATH": "an image folder: train/<class>/ and test/<class>/, or <class>/"}
