@@ -56,13 +56,20 @@ class ImageSet:
     """
 
     def __init__(self, images: Array, labels: Array | Sequence[int], class_names: Iterable[str]) -> None:
-        self.images = _checked_images(_tensor(images))
-        self.labels = _checked_labels(_tensor(labels)).to(self.images.device)
-        self.class_names = _checked_names(class_names)
-        if len(self.images) != len(self.labels):
+        self.images, given = _tensor(images), _tensor(labels)
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] not in (1, 3):
             raise DataError(
-                f"Got {len(self.images)} images but {len(self.labels)} labels; expected one label per image."
+                "Expected images as uint8 [number, channels, height, width] with values from 0 to 255 and "
+                f"1 or 3 channels, got {_described(self.images)}."
             )
+        if not self.images.numel():
+            raise DataError(f"Expected at least one image and one pixel, got {_described(self.images)}.")
+        if given.shape != self.images.shape[:1] or given.dtype == torch.bool or given.is_floating_point():
+            raise DataError(
+                f"Expected {len(self.images)} whole numbers as labels, one per image, got {_described(given)}."
+            )
+        self.labels = given.to(self.images.device, torch.int64)
+        self.class_names = _checked_names(class_names)
         low, high = (int(value) for value in torch.aminmax(self.labels))
         if low < 0 or high >= self.num_classes:
             raise DataError(
@@ -193,27 +200,8 @@ def _tensor(values: Array | Sequence[int]) -> Tensor:
     return torch.as_tensor(values)
 
 
-def _got(tensor: Tensor) -> str:
-    return f"got {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def _checked_images(images: Tensor) -> Tensor:
-    expected = "Expected images as uint8 [number, channels, height, width]"
-    if images.dtype != torch.uint8:
-        raise DataError(f"{expected}, {_got(images)}. Scale to 0..255, round and convert to uint8.")
-    if images.ndim != 4 or 0 in images.shape:
-        raise DataError(f"{expected} with at least one image and one pixel, {_got(images)}.")
-    if images.shape[1] not in (1, 3):
-        hint = " These look channels-last: transpose with (0, 3, 1, 2)." if images.shape[3] in (1, 3) else ""
-        raise DataError(f"{expected} with 1 or 3 channels, {_got(images)}.{hint}")
-    return images
-
-
-def _checked_labels(labels: Tensor) -> Tensor:
-    if labels.ndim != 1 or labels.dtype == torch.bool or labels.is_floating_point():
-        hint = " One-hot rows become labels with argmax(1)." if labels.ndim == 2 else ""
-        raise DataError(f"Expected labels as whole numbers of shape [number], {_got(labels)}.{hint}")
-    return labels.to(torch.int64)
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _checked_names(class_names: Iterable[str]) -> tuple[str, ...]:

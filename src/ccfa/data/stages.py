@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import accumulate, pairwise
 from operator import index
 from typing import Any
 
@@ -61,27 +62,19 @@ def split(num_classes: int, initial: int, increment: int | Sequence[int]) -> tup
         Stage(index=1, num_old=5, num_seen=9)
     """
     num_classes, initial = index(num_classes), index(initial)
-    if not 1 <= initial <= num_classes:
-        raise UsageError(f"The first stage must have from 1 to all {num_classes} classes, got {initial}.")
-    rest = num_classes - initial
     if isinstance(increment, Iterable):
-        sizes = [index(size) for size in increment]
-        if sum(sizes) != rest:
-            raise UsageError(
-                f"The stage sizes {[initial, *sizes]} add up to {initial + sum(sizes)} classes, expected {num_classes}."
-            )
+        sizes = [initial, *(index(size) for size in increment)]
     else:
-        increment = index(increment)
+        increment, rest = index(increment), num_classes - initial
         if increment < 1 or increment > rest > 0:
             raise UsageError(f"An increment of {increment} does not fit: expected at least 1 and at most {rest}.")
-        sizes = [min(increment, rest - done) for done in range(0, rest, increment)]
-    if min(sizes, default=1) < 1:
-        raise UsageError(f"Every stage must have at least 1 class, got the sizes {[initial, *sizes]}.")
-    stages = [Stage(0, 0, initial)]
-    for size in sizes:
-        seen = stages[-1].num_seen
-        stages.append(Stage(len(stages), seen, seen + size))
-    return tuple(stages)
+        sizes = [initial, *(min(increment, rest - done) for done in range(0, rest, increment))]
+    if min(sizes) < 1 or sum(sizes) != num_classes:
+        raise UsageError(
+            f"The stage sizes {sizes} add up to {sum(sizes)} classes, expected {num_classes}, with 1 or more per stage."
+        )
+    boundaries = accumulate(sizes, initial=0)
+    return tuple(Stage(k, num_old, num_seen) for k, (num_old, num_seen) in enumerate(pairwise(boundaries)))
 
 
 def parse_scenario(text: str, num_classes: int) -> tuple[Stage, ...]:
