@@ -131,11 +131,6 @@ def test_inclearn_counts_tens_of_classes():
     assert Numbers.of(predictions, labels, [5, 15, 25]).metrics["forgetting_inclearn"] == pytest.approx(expected)
 
 
-def test_maximum_leaves_the_last_stage_out():
-    risen = np.array([[0.5, NAN, NAN], [0.7, 0.8, NAN], [0.9, 0.8, 0.5]])
-    assert metrics.forgetting_max_minus_last(risen) == pytest.approx((0.7 - 0.9) / 2)
-
-
 @pytest.mark.parametrize(
     ("predictions", "labels", "boundaries", "named"),
     [
