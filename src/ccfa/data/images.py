@@ -58,15 +58,21 @@ class ImageSet:
     def __init__(self, images: Array, labels: Array | Sequence[int], class_names: Iterable[str]) -> None:
         self.images, given = _tensor(images), _tensor(labels)
         if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] not in (1, 3):
+            hint = (
+                " These look channels-last: transpose with (0, 3, 1, 2)."
+                if self.images.shape[3:] in ((1,), (3,))
+                else ""
+            )
             raise DataError(
                 "Expected images as uint8 [number, channels, height, width] with values from 0 to 255 and "
-                f"1 or 3 channels, got {_described(self.images)}."
+                f"1 or 3 channels, got {_described(self.images)}.{hint}"
             )
         if not self.images.numel():
             raise DataError(f"Expected at least one image and one pixel, got {_described(self.images)}.")
         if given.shape != self.images.shape[:1] or given.dtype == torch.bool or given.is_floating_point():
+            hint = " One-hot rows become labels with argmax(1)." if given.ndim == 2 else ""
             raise DataError(
-                f"Expected {len(self.images)} whole numbers as labels, one per image, got {_described(given)}."
+                f"Expected {len(self.images)} whole numbers as labels, one per image, got {_described(given)}.{hint}"
             )
         self.labels = given.to(self.images.device, torch.int64)
         self.class_names = _checked_names(class_names)
