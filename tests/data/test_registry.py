@@ -1,7 +1,5 @@
 """Data sets by name: built in, registered, from a plug-in, or the path of a folder."""
 
-import doctest
-import json
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -9,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import ccfa.data
 from ccfa import ImageSet, build_method, load, register_data
-from ccfa.data import DATASETS, FOLDER, Transforms, data_set, describe_data_sets, registry, stages
+from ccfa.data import DATASETS, FOLDER, Transforms, data_set, describe_data_sets
 from ccfa.errors import DataError, UsageError
 from ccfa.experiments import Experiment, resolve
 from zoo import write_noise
@@ -34,20 +31,14 @@ def register_grey(name="noise", **changes):
     return register_data(name, **{**defaults, **changes})(grey_noise)
 
 
-@pytest.mark.parametrize("module", [ccfa.data, registry, stages])
-def test_the_documented_examples_run(module):
-    assert doctest.testmod(module).failed == 0
-
-
-def test_a_registered_data_set_is_run(call):
-    register_grey(method_options={"podnet": {"balanced_epochs": 1}, "ccfa": {"count": 2}})
-    assert call("run", "podnet", "--ccfa", "--data", "noise", "--out", "run")[0] == 0
-    config = json.loads(Path("run/config.json").read_text())
-    assert config["resolved"]["stage_sizes"] == [2, 1, 1]
-    assert config["resolved"]["class_order"] == [3, 2, 1, 0]
-    assert config["resolved"]["method"]["transforms"]["mean"] == [0.5]
-    assert config["resolved"]["method"]["memory"]["per_class"] == 3
-    assert config["resolved"]["method"]["feature_augmentations"][0]["count"] == 2
+def test_a_registered_data_set_has_its_defaults(call):
+    register_grey(method_options={"ccfa": {"count": 2}})
+    resolved = resolve(Experiment("podnet", data="noise", ccfa=True))
+    assert [stage.num_new for stage in resolved.stages] == [2, 1, 1]
+    assert resolved.order == (3, 2, 1, 0)
+    assert resolved.method.transforms == GREY
+    assert resolved.method.memory.per_class == 3
+    assert resolved.method.feature_augmentations[0].count == 2
     assert "noise" in call("list", "datasets")[1]
     assert "noise: Grey noise." in call("doctor")[1]
 
@@ -71,9 +62,12 @@ def test_a_plug_in_is_loaded_when_needed(monkeypatch, tmp_path):
 def test_the_loader_gets_what_it_names():
     @register_data("asked")
     def asked(data_dir, image_size, held_out, skip_bad, download, own=1):
-        return data_dir, image_size, held_out, skip_bad, download, own
+        given.append((data_dir, image_size, held_out, skip_bad, download, own))
+        return grey_noise(0)
 
-    assert load("asked", "there", image_size=9, skip_bad=True) == (Path("there"), 9, 0.2, True, True, 1)
+    given = []
+    load("asked", "there", image_size=9, skip_bad=True)
+    assert given == [(Path("there"), 9, 0.2, True, True, 1)]
     assert data_set("asked").default_scenario(11) == "B6-inc1"
 
 

@@ -1,11 +1,11 @@
-"""Stages: sizes add up, labels are contiguous, and what does not fit is refused with the numbers."""
+"""Class orders and stages: known values, a plain count, and what does not fit is refused by name."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ccfa.data.stages import Stage, parse_scenario, split
+from ccfa.data.stages import Stage, class_order, order_names, parse_scenario, published, recognise_imagenet, split
 from ccfa.errors import UsageError
 
 
@@ -42,13 +42,13 @@ def test_split_against_a_plain_count(num_classes, data):
 @pytest.mark.parametrize(
     ("scenario", "named"),
     [
-        ("B120-inc10", "120"),
+        ("B120-inc10", r"\[120\]"),
         ("B50-inc0", "increment of 0"),
-        ("B0-inc0", "got 0"),
+        ("B0-inc0", "increment of 0"),
         ("B50-inc60", "at most 50"),
         ("50,20,20", "90 classes"),
         ("50,60,-10", "-10"),
-        ("0,100", "got 0"),
+        ("0,100", r"\[0, 100\]"),
         ("B50", "'B50'"),
         ("50,,50", "'50,,50'"),
         ("", "scenario"),
@@ -58,3 +58,48 @@ def test_split_against_a_plain_count(num_classes, data):
 def test_what_does_not_fit_is_refused(scenario, named):
     with pytest.raises(UsageError, match=named):
         parse_scenario(scenario, 100)
+
+
+def test_known_orders():
+    assert class_order("natural", 4, "digits") == (0, 1, 2, 3)
+    assert class_order("seed-1993", 100, "cifar100")[:5] == (68, 56, 78, 8, 23)
+    assert class_order("podnet-0", 100, "cifar100")[:5] == (87, 0, 52, 58, 44)
+    assert class_order("podnet", 100, "imagenet100")[-3:] == (49, 57, 33)
+    assert class_order("podnet", 1000, "imagenet1000")[:5] == (54, 7, 894, 512, 126)
+    assert class_order("podnet", 1000, "imagenet1000")[-3:] == (945, 697, 417)
+    assert class_order("3, 1,2,0", 4, "digits") == (3, 1, 2, 0)
+
+
+def test_orders_are_different_permutations():
+    names = ("natural", "podnet-0", "podnet-1", "podnet-2", "seed-0", "seed-4294967295")
+    orders = {class_order(name, 100, "cifar100") for name in names}
+    assert len(orders) == len(names)
+    assert all(sorted(order) == list(range(100)) for order in orders)
+    assert {*names[:4], "podnet"} <= set(order_names())
+
+
+def test_imagenet_lists_are_recognised():
+    wnids = published()["imagenet_wnids"]
+    assert len(wnids) == 1000
+    assert wnids[:100] == sorted(wnids)[:100]
+    assert recognise_imagenet(wnids) == "imagenet1000"
+    assert recognise_imagenet(wnids[:100]) == "imagenet100"
+    assert recognise_imagenet(wnids[1:101]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "match"),
+    [
+        ("1,,2", "digits", "Cannot read the class order"),
+        ("naturel", "digits", "Did you mean 'natural'"),
+        ("podnet-3", "cifar100", "Did you mean 'podnet-"),
+        ("seed-x", "digits", "Unknown class order"),
+        ("seed-4294967296", "digits", "from 0 to 4294967295"),
+        ("podnet-0", "digits", "cifar100 only, not for 'digits'"),
+        ("podnet", "cifar100", "imagenet100 and imagenet1000 only"),
+        ("podnet-1", "imagenet100", "cifar100 only"),
+    ],
+)
+def test_unknown_orders_are_refused(name, data, match):
+    with pytest.raises(UsageError, match=match):
+        class_order(name, 4, data)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ccfa.errors import DataError
-from ccfa.evaluation import metrics
+from ccfa.evaluation import Numbers, metrics
 
 NAN = math.nan
 MATRIX = np.array([[0.8, NAN, NAN], [0.9, 0.8, NAN], [0.6, 0.3, 0.5]])
@@ -96,13 +96,13 @@ def slow_summary(predictions, labels, boundaries):
 def test_metrics_equal_their_formulas(run):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ours, matrix = metrics.summary(*run), metrics.accuracy_matrix(*run)
+        numbers = Numbers.of(*run)
     a, expected = slow_summary(*run)
-    assert ours.keys() == expected.keys()
+    assert numbers.metrics.keys() == expected.keys()
     for name, value in expected.items():
-        assert ours[name] == pytest.approx(float(value), abs=1e-12, nan_ok=True), name
-    for (i, j), value in np.ndenumerate(matrix):
-        assert math.isnan(value) if j > i else value == float(a[j + 1, i + 1])
+        assert numbers.metrics[name] == pytest.approx(float(value), abs=1e-12, nan_ok=True), name
+    for i, row in enumerate(numbers.accuracy_matrix):
+        assert row == [None if j > i else float(a[j + 1, i + 1]) for j in range(len(row))]
 
 
 @pytest.mark.parametrize("matrix", [MATRIX, np.where(np.isnan(MATRIX), 7.0, MATRIX)])
@@ -128,12 +128,7 @@ def test_inclearn_counts_tens_of_classes():
     predictions[2][:7] = 24  # at 0.3
     predictions[2][10:12] = 24  # the second ten at 0.8, after 1.0 for its first half
     expected = ((1.0 - 0.3) + (1.0 - 0.8) + (0.0 - 1.0)) / 4
-    assert metrics.forgetting_inclearn(predictions, labels) == pytest.approx(expected)
-
-
-def test_maximum_leaves_the_last_stage_out():
-    risen = np.array([[0.5, NAN, NAN], [0.7, 0.8, NAN], [0.9, 0.8, 0.5]])
-    assert metrics.forgetting_max_minus_last(risen) == pytest.approx((0.7 - 0.9) / 2)
+    assert Numbers.of(predictions, labels, [5, 15, 25]).metrics["forgetting_inclearn"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +145,7 @@ def test_maximum_leaves_the_last_stage_out():
 def test_unfit_arrays_are_refused(predictions, labels, boundaries, named):
     arrays = [[np.array(rows) for rows in stages] for stages in (predictions, labels)]
     with pytest.raises(DataError, match=named):
-        metrics.summary(*arrays, boundaries)
+        Numbers.of(*arrays, boundaries)
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=8))

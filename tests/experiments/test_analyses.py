@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ccfa.errors import ModelError, UsageError
-from ccfa.evaluation.similarity import linear_cka
+from ccfa.evaluation.features import linear_cka
 from ccfa.experiments import Experiment, Run
 from ccfa.experiments import analyses as module
 from ccfa.experiments.analyses import feature_plane, learner_after, map_similarities

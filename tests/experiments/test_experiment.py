@@ -83,7 +83,7 @@ def test_validation_holds_training_images_out_and_says_so():
         ({"order": "podnet-0"}, "cifar100 only"),
         ({"order": "0,1,1"}, "repeated"),
         ({"scenario": "B5inc1"}, "Cannot read the scenario"),
-        ({"scenario": "B50-inc10"}, "from 1 to all 10 classes, got 50"),
+        ({"scenario": "B50-inc10"}, "add up to 50 classes, expected 10"),
         ({"scenario": "B5-inc6"}, "does not fit"),
         ({"scenario": "5,2"}, "add up to 7 classes, expected 10"),
         ({"memory": 0}, "needs exemplars"),

@@ -178,7 +178,7 @@ def test_the_data_are_loaded_once(tmp_path, monkeypatch):
         made(self, method, train, **options)
 
     made = Learner.__init__
-    monkeypatch.setattr("ccfa.data.load", counted)
+    monkeypatch.setattr("ccfa.data.registry.load", counted)
     monkeypatch.setattr(Learner, "__init__", recorded)
     grid = replace(SMALL, validation=0.2, orders=("natural", "seed-1"), seeds=(0,))
     assert len(swept(grid, tmp_path)[0].reports) == len(trained) == 4

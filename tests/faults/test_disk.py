@@ -112,7 +112,7 @@ def test_a_quota_or_too_few_descriptors_end_a_run_that_can_be_continued(place, u
 def test_a_place_that_cannot_be_written_is_refused_before_data_is_read(call, tmp_path, mounted, monkeypatch):
     subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True)
     (tmp_path / "file").write_text("mine")
-    monkeypatch.setattr("ccfa.data.load", error(errno.EIO))
+    monkeypatch.setattr("ccfa.data.registry.load", error(errno.EIO))
     for out, code, reason in ((mounted / "run", 5, "Read-only"), ("file", 2, "file"), ("file/run", 5, "file/run")):
         ended, _, err = call("run", "podnet", "--out", out)
         assert ended == code

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ccfa.data.images import ImageSet, require_same_classes, some
+from ccfa.data.images import ImageSet, some
 from ccfa.data.transforms import Transforms
 from ccfa.errors import DataError, Notice, UsageError
 from ccfa.files import read_regular
@@ -61,7 +61,6 @@ def load_folder(
     if {"train"} < set(folders) <= {"train", "test", "val"}:
         parts = [folders["train"], folders.get("test") or folders["val"]]
         train, test = (_load_classes(part, image_size, skip_bad) for part in parts)
-        require_same_classes(train, test)
     else:
         train, test = _load_classes(root, image_size, skip_bad).hold_out(held_out, seed)
     known = set(_digests(train.images.numpy()))

@@ -56,13 +56,26 @@ class ImageSet:
     """
 
     def __init__(self, images: Array, labels: Array | Sequence[int], class_names: Iterable[str]) -> None:
-        self.images = _checked_images(_tensor(images))
-        self.labels = _checked_labels(_tensor(labels)).to(self.images.device)
-        self.class_names = _checked_names(class_names)
-        if len(self.images) != len(self.labels):
-            raise DataError(
-                f"Got {len(self.images)} images but {len(self.labels)} labels; expected one label per image."
+        self.images, given = _tensor(images), _tensor(labels)
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] not in (1, 3):
+            hint = (
+                " These look channels-last: transpose with (0, 3, 1, 2)."
+                if self.images.shape[3:] in ((1,), (3,))
+                else ""
             )
+            raise DataError(
+                "Expected images as uint8 [number, channels, height, width] with values from 0 to 255 and "
+                f"1 or 3 channels, got {_described(self.images)}.{hint}"
+            )
+        if not self.images.numel():
+            raise DataError(f"Expected at least one image and one pixel, got {_described(self.images)}.")
+        if given.shape != self.images.shape[:1] or given.dtype == torch.bool or given.is_floating_point():
+            hint = " One-hot rows become labels with argmax(1)." if given.ndim == 2 else ""
+            raise DataError(
+                f"Expected {len(self.images)} whole numbers as labels, one per image, got {_described(given)}.{hint}"
+            )
+        self.labels = given.to(self.images.device, torch.int64)
+        self.class_names = _checked_names(class_names)
         low, high = (int(value) for value in torch.aminmax(self.labels))
         if low < 0 or high >= self.num_classes:
             raise DataError(
@@ -94,7 +107,6 @@ class ImageSet:
 
     @property
     def device(self) -> torch.device:
-        """Where images and labels are stored."""
         return self.images.device
 
     @property
@@ -109,7 +121,6 @@ class ImageSet:
         return self._shared.fingerprint
 
     def to(self, device: torch.device | str) -> ImageSet:
-        """Return the same set on another device."""
         device, copies = torch.device(device), self._shared.copies
         with _COPYING:
             images = copies.get(device)
@@ -121,19 +132,21 @@ class ImageSet:
         """Return the rows whose label is in [first, last), ascending."""
         return torch.nonzero((self.labels >= first) & (self.labels < last)).flatten()
 
-    def subset(self, rows: Tensor | Sequence[int]) -> ImageSet:
+    def subset(self, rows: Array | Sequence[int]) -> ImageSet:
         """Return the images of some rows, in the order given, with the same class names."""
         chosen = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
         return ImageSet(self.images[chosen], self.labels[chosen], self.class_names)
 
     def reorder(self, order: Sequence[int]) -> ImageSet:
         """Return the set with new labels: the class now labelled order[k] becomes class k."""
-        counts, labels = Counter(order), range(self.num_classes)
-        if wrong := [str(label) for label in sorted({*order, *labels}) if counts[label] != (label in labels)]:
-            raise UsageError(
-                f"A class order must hold each of 0 to {self.num_classes - 1} once. "
-                f"Missing, repeated or no label here: {some(wrong)}."
-            )
+        num, counts = self.num_classes, Counter(order)
+        faults = {
+            "not a label": sorted(label for label in counts if not 0 <= label < num),
+            "repeated": sorted(label for label in counts if counts[label] > 1),
+            "missing": [label for label in range(num) if label not in counts],
+        }
+        if found := [f"{fault}: {some([*map(str, labels)])}" for fault, labels in faults.items() if labels]:
+            raise UsageError(f"A class order must hold each of 0 to {num - 1} once; got {'; '.join(found)}.")
         new_label = torch.argsort(torch.tensor(list(order))).to(self.device)
         return self._with(self.images, new_label[self.labels], [self.class_names[label] for label in order])
 
@@ -161,8 +174,7 @@ class ImageSet:
                 )
             num_held = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
             held[random.permutation(rows)[:num_held]] = True
-        chosen = torch.from_numpy(held)
-        return self.subset(torch.nonzero(~chosen).flatten()), self.subset(torch.nonzero(chosen).flatten())
+        return self.subset(np.flatnonzero(~held)), self.subset(np.flatnonzero(held))
 
 
 def require_same_classes(train: ImageSet, test: ImageSet) -> None:
@@ -194,27 +206,8 @@ def _tensor(values: Array | Sequence[int]) -> Tensor:
     return torch.as_tensor(values)
 
 
-def _got(tensor: Tensor) -> str:
-    return f"got {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def _checked_images(images: Tensor) -> Tensor:
-    expected = "Expected images as uint8 [number, channels, height, width]"
-    if images.dtype != torch.uint8:
-        raise DataError(f"{expected}, {_got(images)}. Scale to 0..255, round and convert to uint8.")
-    if images.ndim != 4 or 0 in images.shape:
-        raise DataError(f"{expected} with at least one image and one pixel, {_got(images)}.")
-    if images.shape[1] not in (1, 3):
-        hint = " These look channels-last: transpose with (0, 3, 1, 2)." if images.shape[3] in (1, 3) else ""
-        raise DataError(f"{expected} with 1 or 3 channels, {_got(images)}.{hint}")
-    return images
-
-
-def _checked_labels(labels: Tensor) -> Tensor:
-    if labels.ndim != 1 or labels.dtype == torch.bool or labels.is_floating_point():
-        hint = " One-hot rows become labels with argmax(1)." if labels.ndim == 2 else ""
-        raise DataError(f"Expected labels as whole numbers of shape [number], {_got(labels)}.{hint}")
-    return labels.to(torch.int64)
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _checked_names(class_names: Iterable[str]) -> tuple[str, ...]:

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ccfa.data.folder import FOLDER_METHOD_OPTIONS, FOLDER_OPTIONS, load_folder
-from ccfa.data.images import ImageSet
+from ccfa.data.images import ImageSet, require_same_classes
 from ccfa.errors import UsageError, unknown
 from ccfa.plugins import Registry
+
+Loader = Callable[..., tuple[ImageSet, ImageSet]]
+_Loader = TypeVar("_Loader", bound=Loader)
 
 
 @dataclass(frozen=True)
@@ -19,18 +22,13 @@ class DataSet:
     """A data set, and what experiments on it use unless they are told otherwise."""
 
     name: str
-    loader: Callable[..., tuple[ImageSet, ImageSet]]
+    loader: Loader
     description: str = ""
     scenario: str | None = None
     order: str = "natural"
     options: Mapping[str, Any] = field(default_factory=dict)
     method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     find: Callable[[Path | None], Path | None] | None = None
-
-    def load(self, **arguments: Any) -> tuple[ImageSet, ImageSet]:
-        """The train and the test set; the loader is given those arguments that it names."""
-        named = inspect.signature(self.loader).parameters
-        return self.loader(**{name: value for name, value in arguments.items() if name in named})
 
     def default_scenario(self, num_classes: int) -> str:
         """The scenario of the data set, or else half of the classes first and the rest in about five stages."""
@@ -40,8 +38,6 @@ class DataSet:
 
 DATASETS: Registry[DataSet] = Registry("data set", "ccfa.data", lambda name, loader: DataSet(name, loader))
 """The data sets by name. Image folders are not listed: their name is a path."""
-
-_Loader = TypeVar("_Loader", bound=Callable[..., tuple[ImageSet, ImageSet]])
 
 
 def register_data(
@@ -88,8 +84,9 @@ def register_data(
 
     def register(loader: _Loader) -> _Loader:
         description = (inspect.getdoc(loader) or "").partition("\n")[0]
-        own = (scenario, order, dict(options or {}), dict(method_options or {}), find)
-        DATASETS.add(name, DataSet(name, loader, description, *own))
+        DATASETS.add(
+            name, DataSet(name, loader, description, scenario, order, options or {}, method_options or {}, find)
+        )
         return loader
 
     return register
@@ -110,12 +107,61 @@ def data_set(name: str | Path) -> DataSet:
     raise unknown("data", name, [*DATASETS, "the path of a folder such as ./photos"])
 
 
+def load(
+    name: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    image_size: int = 64,
+    held_out: float = 0.2,
+    seed: int = 0,
+    skip_bad: bool = False,
+    download: bool = True,
+) -> tuple[ImageSet, ImageSet]:
+    """Load the train and the test set of a data set by name, or of an image folder by path.
+
+    Args:
+        name: "digits", "glyphs", "cifar100", a registered name (`register_data`), or the path of an image folder.
+        data_dir: Where CIFAR-100 is, or is downloaded to. By default this is $CCFA_DATA.
+        image_size: Width and height in pixels to which the images of a folder are resized.
+        held_out: The fraction of each class of a folder that becomes the test set if there is no test part.
+        seed: Decides which images of a folder are held out.
+        skip_bad: Leave out unreadable files of a folder instead of raising an error.
+        download: Download CIFAR-100 if it is missing.
+
+    Returns:
+        The train set and the test set.
+
+    Example:
+        >>> import ccfa
+        >>> train, test = ccfa.load("digits")
+        >>> train
+        ImageSet(1347 images 1x8x8, 10 classes, cpu)
+    """
+    arguments = {
+        "data_dir": Path(data_dir) if data_dir else None,
+        "image_size": image_size,
+        "held_out": held_out,
+        "seed": seed,
+        "skip_bad": skip_bad,
+        "download": download,
+    }
+    loader = data_set(name).loader
+    named = inspect.signature(loader).parameters
+    train, test = loader(**{argument: value for argument, value in arguments.items() if argument in named})
+    require_same_classes(train, test)
+    return train, test
+
+
+def load_parts(
+    name: str, data_dir: Path | None, image_size: int, skip_bad: bool, validation: float
+) -> tuple[ImageSet, ImageSet]:
+    """The images to train on and those to evaluate on: with `validation`, a fraction held out from the former."""
+    train, test = load(name, data_dir, image_size=image_size, skip_bad=skip_bad)
+    return train.hold_out(validation, seed=0) if validation else (train, test)
+
+
 def describe_data_sets() -> dict[str, str]:
     """Return every data set by name with its description; packages that are not imported yet stay so."""
-    found = {
-        name: f"from the package {DATASETS.offered[name].value}"
-        if name in DATASETS.offered
-        else DATASETS[name].description
-        for name in DATASETS
-    }
-    return found | {"PATH": "an image folder: train/<class>/ and test/<class>/, or <class>/"}
+    added = {name: DATASETS[name].description for name in DATASETS if name not in DATASETS.offered}
+    offered = {name: f"from the package {point.value}" for name, point in DATASETS.offered.items()}
+    return {**added, **offered, "PATH": "an image folder: train/<class>/ and test/<class>/, or <class>/"}

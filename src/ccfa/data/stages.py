@@ -1,11 +1,21 @@
-"""The stages in which classes arrive: old classes first, labels contiguous."""
+"""Which classes arrive when: the order in which classes are learned, and the stages that the order is divided into."""
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import accumulate, pairwise
 from operator import index
+from typing import Any
 
-from ccfa.errors import UsageError
+import numpy as np
+
+from ccfa.errors import UsageError, unknown
+
+_IMAGENET = {"imagenet100": 100, "imagenet1000": 1000}  # several subsets are called ImageNet-100: this is PODNet's
+_ON_CIFAR = ("podnet-0", "podnet-1", "podnet-2")
 
 
 @dataclass(frozen=True)
@@ -52,27 +62,19 @@ def split(num_classes: int, initial: int, increment: int | Sequence[int]) -> tup
         Stage(index=1, num_old=5, num_seen=9)
     """
     num_classes, initial = index(num_classes), index(initial)
-    if not 1 <= initial <= num_classes:
-        raise UsageError(f"The first stage must have from 1 to all {num_classes} classes, got {initial}.")
-    rest = num_classes - initial
     if isinstance(increment, Iterable):
-        sizes = [index(size) for size in increment]
-        if sum(sizes) != rest:
-            raise UsageError(
-                f"The stage sizes {[initial, *sizes]} add up to {initial + sum(sizes)} classes, expected {num_classes}."
-            )
+        sizes = [initial, *(index(size) for size in increment)]
     else:
-        increment = index(increment)
+        increment, rest = index(increment), num_classes - initial
         if increment < 1 or increment > rest > 0:
             raise UsageError(f"An increment of {increment} does not fit: expected at least 1 and at most {rest}.")
-        sizes = [min(increment, rest - done) for done in range(0, rest, increment)]
-    if min(sizes, default=1) < 1:
-        raise UsageError(f"Every stage must have at least 1 class, got the sizes {[initial, *sizes]}.")
-    stages = [Stage(0, 0, initial)]
-    for size in sizes:
-        seen = stages[-1].num_seen
-        stages.append(Stage(len(stages), seen, seen + size))
-    return tuple(stages)
+        sizes = [initial, *(min(increment, rest - done) for done in range(0, rest, increment))]
+    if min(sizes) < 1 or sum(sizes) != num_classes:
+        raise UsageError(
+            f"The stage sizes {sizes} add up to {sum(sizes)} classes, expected {num_classes}, with 1 or more per stage."
+        )
+    boundaries = accumulate(sizes, initial=0)
+    return tuple(Stage(k, num_old, num_seen) for k, (num_old, num_seen) in enumerate(pairwise(boundaries)))
 
 
 def parse_scenario(text: str, num_classes: int) -> tuple[Stage, ...]:
@@ -88,3 +90,52 @@ def parse_scenario(text: str, num_classes: int) -> tuple[Stage, ...]:
             'such as "B50-inc10" or "B0-inc10", or the size of every stage such as "5,2,2,1".'
         ) from None
     return split(num_classes, first, others)
+
+
+@cache
+def published() -> dict[str, Any]:
+    """PODNet's three class orders of CIFAR-100, and the WordNet ids of ImageNet in label order."""
+    return dict(json.loads(files("ccfa.data").joinpath("class_orders.json").read_text(encoding="utf-8")))
+
+
+def order_names() -> dict[str, str]:
+    """Every form of class order, with what it means."""
+    return {
+        "natural": "classes in the order of their labels",
+        "seed-N": "a random order by NumPy's RandomState(N); seed-1993 is the one most papers use",
+        **{name: f"number {name[-1]} of PODNet's three orders (cifar100 only)" for name in _ON_CIFAR},
+        "podnet": "PODNet's order, which is seed-1993 (imagenet100 and imagenet1000 only)",
+        "3,1,2,0": "any order, as a list of labels",
+    }
+
+
+def class_order(text: str, num_classes: int, data: str) -> tuple[int, ...]:
+    """The labels of `data` in the order that `text` names or lists. `ImageSet.reorder` checks that it fits."""
+    text = text.strip()
+    if text in ("podnet", *_ON_CIFAR):
+        fits = _IMAGENET if text == "podnet" else ["cifar100"]
+        if data not in fits:
+            raise UsageError(f"Class order {text!r} exists for {' and '.join(fits)} only, not for {data!r}.")
+        if text in _ON_CIFAR:
+            return tuple(published()["cifar100"][_ON_CIFAR.index(text)])
+        text = "seed-1993"
+    if text == "natural":
+        return tuple(range(num_classes))
+    if seeded := re.fullmatch(r"seed-(\d{1,10})", text, re.ASCII):
+        if (seed := int(seeded[1])) >= 2**32:
+            raise UsageError(f"The seed of a class order must be from 0 to {2**32 - 1}, got {seed}.")
+        order = np.arange(num_classes)
+        np.random.RandomState(seed).shuffle(order)  # the legacy stream: published orders were drawn from it
+        return tuple(order.tolist())
+    if re.fullmatch(r"[-+\d\s,]+", text, re.ASCII):
+        try:
+            return tuple(int(label) for label in text.split(","))
+        except ValueError:
+            raise UsageError(f'Cannot read the class order {text!r}; expected labels such as "3,1,2,0".') from None
+    raise unknown("class order", text, order_names())
+
+
+def recognise_imagenet(class_names: Iterable[str]) -> str | None:
+    """Which ImageNet class list these class names are, if any."""
+    names = list(class_names)
+    return next((name for name, num in _IMAGENET.items() if names == published()["imagenet_wnids"][:num]), None)

@@ -46,10 +46,10 @@ def brighten(images: Tensor, factors: Tensor) -> Tensor:
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """(x / 255 - mean) / std per channel, float32."""
-    if not images.shape[1] == len(mean) == len(std):
+    if images.shape[1] != len(mean):
         raise UsageError(
-            f"Images have {images.shape[1]} channels, but there are {len(mean)} means and {len(std)} stds; "
-            "expected one of each per channel. Choose transforms made for these images."
+            f"The images have {images.shape[1]} channels, but the transforms are for {len(mean)}. "
+            "Choose transforms made for these images."
         )
     return (images.float() / 255 - _per_channel(mean, images)).div_(_per_channel(std, images))
 
@@ -87,7 +87,6 @@ class Transforms:
             raise UsageError(f"The brightness strength must be from 0 to 1, got {self.brightness}.")
 
     def draw(self, num: int, generator: torch.Generator) -> Draws:
-        """Draw the random numbers for `num` images."""
         offsets = flips = factors = None
         if self.padding:
             offsets = torch.randint(2 * self.padding + 1, (num, 2), generator=generator, device=generator.device)

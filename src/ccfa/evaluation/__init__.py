@@ -1,15 +1,6 @@
 """Metrics and the record of a finished run: arrays in, numbers out."""
 
-from ccfa.evaluation.metrics import (
-    DEFINITIONS,
-    METRICS,
-    accuracy,
-    accuracy_matrix,
-    forgetting_max_minus_last,
-    mean_and_spread,
-    overall_accuracies,
-    summary,
-)
+from ccfa.evaluation.metrics import DEFINITIONS, METRICS, accuracy, forgetting_max_minus_last, mean_and_spread
 from ccfa.evaluation.report import Numbers, Report, rule_name
 
 __all__ = [
@@ -18,10 +9,7 @@ __all__ = [
     "Numbers",
     "Report",
     "accuracy",
-    "accuracy_matrix",
     "forgetting_max_minus_last",
     "mean_and_spread",
-    "overall_accuracies",
     "rule_name",
-    "summary",
 ]

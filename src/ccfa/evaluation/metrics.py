@@ -33,11 +33,6 @@ def accuracy(predictions: NDArray[Any], labels: NDArray[Any]) -> float:
     return float(np.mean(predictions == labels))
 
 
-def overall_accuracies(predictions: Classes, labels: Classes) -> Floats:
-    """Return the accuracy on all seen classes after each stage, [K]."""
-    return np.array([accuracy(*pair) for pair in zip(predictions, labels, strict=True)])
-
-
 def accuracy_matrix(predictions: Classes, labels: Classes, boundaries: Sequence[int]) -> Floats:
     """Return A[i, j], the accuracy after stage i on the classes first seen at stage j; NaN for j > i, [K, K].
 
@@ -62,13 +57,29 @@ def accuracy_matrix(predictions: Classes, labels: Classes, boundaries: Sequence[
     return matrix
 
 
-def old_class_accuracy(predictions: Classes, labels: Classes, boundaries: Sequence[int]) -> float:
-    """Return the mean over stages k >= 1 of the accuracy on the test images of all classes seen before stage k.
+class Evaluated(NamedTuple):
+    """Predictions and labels after each stage, and the accuracies that follow: what metrics are computed from."""
 
-    Every image of a stage counts the same; A alone does not tell how many images there are.
-    """
-    old = [true < num_old for true, num_old in zip(labels[1:], boundaries[:-1], strict=True)]
-    return _mean([accuracy(predictions[k][rows], labels[k][rows]) for k, rows in enumerate(old, start=1)])
+    predictions: Classes
+    labels: Classes
+    boundaries: Sequence[int]
+    overall: Floats  # after each stage, on all classes seen by then
+    matrix: Floats
+
+    @classmethod
+    def of(cls, predictions: Classes, labels: Classes, boundaries: Sequence[int]) -> "Evaluated":
+        """Compute the accuracies, and check that the arrays fit each other."""
+        overall = np.array([accuracy(*pair) for pair in zip(predictions, labels, strict=True)])
+        return cls(predictions, labels, boundaries, overall, accuracy_matrix(predictions, labels, boundaries))
+
+
+def old_class_accuracy(run: Evaluated) -> float:
+    """The definition in `METRICS`. Every image of a stage counts the same, so it cannot be computed from A alone."""
+    accuracies = []
+    for predicted, true, num_old in zip(run.predictions[1:], run.labels[1:], run.boundaries[:-1], strict=True):
+        old = true < num_old
+        accuracies.append(accuracy(predicted[old], true[old]))
+    return _mean(accuracies)
 
 
 def forgetting_max_minus_last(matrix: Floats) -> float:
@@ -81,41 +92,37 @@ def forgetting_max_minus_last(matrix: Floats) -> float:
     return _mean([matrix[j:last, j].max() - matrix[last, j] for j in range(last)])
 
 
-def forgetting_lee2019(matrix: Floats, boundaries: Sequence[int]) -> float:
+def forgetting_lee2019(run: Evaluated) -> float:
     """FGT = 1/(t-1) sum_{s=2..t} sum_{r=1..s-1} |T_r|/|T_{1:s}| (A_{r,r} - A_{r,s}), which the paper cites.
 
     Lee, Lee, Shin & Lee, "Overcoming Catastrophic Forgetting with Unlabeled Data in the Wild", ICCV 2019.
     Stages count from 1; A_{r,s}, the accuracy on stage r's classes after stage s, is our matrix[s-1, r-1];
     |T| counts classes.
     """
-    num_classes = np.diff(boundaries, prepend=0)
-    drops = np.diagonal(matrix) - matrix  # [s, r]
+    num_classes = np.diff(run.boundaries, prepend=0)
+    drops = np.diagonal(run.matrix) - run.matrix  # [s, r]
     # The authors' plotting script weighs by all classes of the run and divides by t; this is the equation.
-    return _mean([float(num_classes[:s] @ drops[s, :s]) / boundaries[s] for s in range(1, len(matrix))])
+    return _mean([float(num_classes[:s] @ drops[s, :s]) / run.boundaries[s] for s in range(1, len(drops))])
 
 
-def forgetting_inclearn(predictions: Classes, labels: Classes) -> float:
+def forgetting_inclearn(run: Evaluated) -> float:
     """1/(G+1) sum_{g<G} (max_{i<K-1} a[i,g] - a[K-1,g]), a[i,g] the accuracy on classes 10g to 10g+9 seen by stage i.
 
     What PODNet's and AFC's published code (inclearn) prints as forgetting, whatever the stages are. As there,
     accuracies are rounded to 3 decimals, a group that is new at the last stage has a maximum of 0, and the overall
     accuracy counts as one more group. (That code prints 0 for a single stage; here it is NaN.)
     """
-    *earlier, last = map(_accuracies_of_tens, predictions, labels)
+    *earlier, last = map(_accuracies_of_tens, run.predictions, run.labels)
     if not earlier:
         return math.nan
     best = [max([0.0, *(stage[group] for stage in earlier if group < len(stage))]) for group in range(len(last))]
     return sum(high - low for high, low in zip(best, last, strict=True)) / (len(last) + 1)
 
 
-class Evaluated(NamedTuple):
-    """Predictions and labels after each stage, and the accuracies that follow: what metrics are computed from."""
-
-    predictions: Classes
-    labels: Classes
-    boundaries: Sequence[int]
-    overall: Floats
-    matrix: Floats
+def _accuracies_of_tens(predictions: NDArray[Any], labels: NDArray[Any]) -> list[float]:
+    tens = labels // 10
+    num_right, num_images = np.bincount(tens, predictions == labels), np.bincount(tens)
+    return [round(value, 3) for value in (num_right / num_images.clip(min=1)).tolist()]
 
 
 class Metric(NamedTuple):
@@ -149,7 +156,7 @@ METRICS: dict[str, Metric] = {
     ),
     "old_class_accuracy": Metric(
         "mean over stages after stage 0 of the accuracy on all test images of old classes",
-        lambda run: old_class_accuracy(run.predictions, run.labels, run.boundaries),
+        old_class_accuracy,
         "old",
     ),
     "forgetting_max_minus_last": Metric(
@@ -166,40 +173,21 @@ METRICS: dict[str, Metric] = {
     "forgetting_lee2019": Metric(
         "mean over stages s after stage 0 of the sum over earlier stages r of "
         "(classes of r / classes seen at s) * (A[r,r] - A[s,r]) (FGT, Lee et al. 2019)",
-        lambda run: forgetting_lee2019(run.matrix, run.boundaries),
+        forgetting_lee2019,
     ),
     "forgetting_inclearn": Metric(
         "sum over tens of classes g, in learning order, of max_i a[i,g] - a[last,g], i before the last stage, "
         "divided by the number of tens + 1; a[i,g] is the accuracy after stage i on the classes of g seen by "
         "then, the maximum at least 0 (printed by PODNet's published code)",
-        lambda run: forgetting_inclearn(run.predictions, run.labels),
+        forgetting_inclearn,
     ),
 }
 DEFINITIONS = {name: metric.definition for name, metric in METRICS.items()}
 
 
-def summary(predictions: Classes, labels: Classes, boundaries: Sequence[int]) -> dict[str, float]:
-    """Return every metric of `METRICS` by name, from the predictions after each stage.
-
-    >>> labels = [np.array([0, 1]), np.array([0, 1, 2])]
-    >>> predictions = [np.array([0, 1]), np.array([0, 2, 2])]
-    >>> summary(predictions, labels, boundaries=[2, 3])["forgetting_max_minus_last"]
-    0.5
-    """
-    overall, matrix = overall_accuracies(predictions, labels), accuracy_matrix(predictions, labels, boundaries)
-    run = Evaluated(predictions, labels, boundaries, overall, matrix)
-    return {name: metric.of(run) for name, metric in METRICS.items()}
-
-
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
     """Return mean and sample standard deviation (n - 1); NaN for the mean of nothing and the deviation of one value."""
     return _mean(values), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-
-
-def _accuracies_of_tens(predictions: NDArray[Any], labels: NDArray[Any]) -> list[float]:
-    tens = labels // 10
-    num_right, num_images = np.bincount(tens, predictions == labels), np.bincount(tens)
-    return [round(value, 3) for value in (num_right / num_images.clip(min=1)).tolist()]
 
 
 def _mean(values: Sequence[float] | Floats) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ccfa.errors import ModelError
-from ccfa.evaluation.metrics import accuracy_matrix, overall_accuracies, summary
+from ccfa.evaluation.metrics import METRICS, Evaluated
 
 FORMAT = 2
 
@@ -26,14 +26,20 @@ class Numbers:
     def of(
         cls, predictions: Sequence[NDArray[Any]], labels: Sequence[NDArray[Any]], num_seen: Sequence[int]
     ) -> "Numbers":
-        """Return the numbers of the predictions after each stage."""
-        matrix = accuracy_matrix(predictions, labels, num_seen).tolist()
-        rows = [[None if math.isnan(value) else value for value in row] for row in matrix]
-        return cls(overall_accuracies(predictions, labels).tolist(), summary(predictions, labels, num_seen), rows)
+        """Compute the numbers of the predictions after each stage.
+
+        >>> import numpy as np
+        >>> labels = [np.array([0, 1]), np.array([0, 1, 2])]
+        >>> numbers = Numbers.of([np.array([0, 1]), np.array([0, 2, 2])], labels, num_seen=[2, 3])
+        >>> numbers.metrics["forgetting_max_minus_last"]
+        0.5
+        """
+        run = Evaluated.of(predictions, labels, num_seen)
+        matrix = [[None if math.isnan(value) else value for value in row] for row in run.matrix.tolist()]
+        return cls(run.overall.tolist(), {name: metric.of(run) for name, metric in METRICS.items()}, matrix)
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "Numbers":
-        """Return the numbers from their JSON values."""
         return cls(
             overall=[float(value) for value in fields["overall"]],
             metrics={name: math.nan if value is None else float(value) for name, value in fields["metrics"].items()},

@@ -11,8 +11,7 @@ from torch import Tensor
 from ccfa.augmentation import CCFA, Samples
 from ccfa.data import Stage
 from ccfa.errors import UsageError
-from ccfa.evaluation.projection import perplexity_for, tsne
-from ccfa.evaluation.similarity import Estimator, aligned, centred, gram
+from ccfa.evaluation.features import Estimator, aligned, centred, gram, perplexity_for, tsne
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.run_directory import Run

@@ -6,8 +6,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 import ccfa
 from ccfa import data as datasets
-from ccfa.data import ImageSet, Loader, Stage, load_parts
-from ccfa.data.orders import recognise_imagenet
+from ccfa.data import ImageSet, Loader, Stage, load_parts, recognise_imagenet
 from ccfa.errors import DataError, ModelError, UsageError, unknown
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.options import describe, plain

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ccfa.errors import ModelError, UsageError
-from ccfa.evaluation.similarity import Estimator
+from ccfa.evaluation.features import Estimator
 from ccfa.experiments import Run
 from ccfa.experiments.analyses import KINDS, NUM_FEATURES, NUM_IMAGES, feature_plane, map_similarities
 from ccfa.files import make_folder, write_atomically, write_table

@@ -1,4 +1,4 @@
-"""Linear CKA against its definition by HSIC, written out in NumPy, and against what must hold of it."""
+"""Linear CKA against its definition by HSIC in NumPy, and t-SNE: neighbours stay neighbours, length does not count."""
 
 import math
 from itertools import permutations
@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from ccfa.errors import DataError
-from ccfa.evaluation import similarity
-from ccfa.evaluation.similarity import Estimator, linear_cka
+from ccfa.evaluation import features as module
+from ccfa.evaluation.features import Estimator, linear_cka, tsne
 
 both = pytest.mark.parametrize("estimator", ["biased", "unbiased"])
 
@@ -72,7 +72,7 @@ def test_only_unbiased_is_zero_for_independent_maps() -> None:
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = features(23, 3, 5), features(23, 11, seed=1)
     whole = linear_cka(x, y)
-    monkeypatch.setattr(similarity, "COLUMNS_AT_ONCE", 4)
+    monkeypatch.setattr(module, "COLUMNS_AT_ONCE", 4)
     assert linear_cka(x, y) == pytest.approx(whole, rel=1e-12)
 
 
@@ -92,3 +92,22 @@ def test_wrong_numbers_of_images_are_refused() -> None:
         linear_cka(features(3, 2), features(3, 2), "unbiased")
     with pytest.raises(DataError, match="5 and 6"):
         linear_cka(features(5, 3), features(6, 3))
+
+
+def test_clusters_of_directions_stay_apart() -> None:
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(3), 12)
+    noisy = np.eye(8)[labels] + random.normal(0, 0.05, (len(labels), 8))
+    points = tsne(noisy, perplexity=6, seed=0)
+    distances = np.linalg.norm(points[:, None] - points[None], axis=2)
+    np.fill_diagonal(distances, np.inf)
+    assert points.shape == (36, 2)
+    assert (labels[distances.argmin(axis=1)] == labels).all()
+    lengths = np.exp2(random.integers(-3, 4, (len(noisy), 1)))  # exact in floating point
+    np.testing.assert_array_equal(points, tsne(noisy * lengths, 6, seed=0))
+
+
+def test_features_of_length_zero_are_points() -> None:
+    with_zero = np.random.default_rng(0).normal(size=(20, 3))
+    with_zero[0] = 0
+    assert np.isfinite(tsne(with_zero, 5, seed=0)).all()

@@ -1,4 +1,4 @@
-"""Linear centred kernel alignment (CKA): how alike two networks see the same images.
+"""How networks see images: linear centred kernel alignment (CKA) of their maps, and features in a plane by t-SNE.
 
 CKA(X, Y) = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)), with HSIC(K, L) = tr(K H L H) / (n - 1)^2, the Gram matrices
 K = X X' and L = Y Y' and the centring H = I - 11'/n (Kornblith, Norouzi, Lee & Hinton, ICML 2019). Maps are flattened
@@ -11,9 +11,11 @@ Maps have more features than there are images, so CKA is computed from Gram matr
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ccfa.errors import DataError
@@ -71,3 +73,28 @@ def aligned(first: Tensor, second: Tensor) -> float:
 
 def _inner(first: Tensor, second: Tensor) -> float:
     return float(first.flatten() @ second.flatten())
+
+
+def perplexity_for(num_points: int) -> float:
+    """Return the usual perplexity of 30, or less for few points.
+
+    >>> perplexity_for(2200), perplexity_for(31)
+    (30.0, 10.0)
+    """
+    return min(30.0, (num_points - 1) / 3)
+
+
+def tsne(features: NDArray[Any], perplexity: float, seed: int) -> NDArray[np.float64]:
+    """Return points (n, 2) whose neighbours are those of the features' directions (n, d).
+
+    Features are brought to unit length first: herding, nearest means and normalising heads compare directions as well.
+    The first positions are the principal components. The same input gives the same points on one machine. Another
+    machine rounds differently, and t-SNE makes small differences large.
+    """
+    from sklearn.manifold import TSNE  # slow to import
+
+    features = np.asarray(features, dtype=np.float32)
+    norms = np.linalg.norm(features, axis=1, keepdims=True)
+    directions = features / np.maximum(norms, np.finfo(np.float32).tiny)
+    points = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(directions)
+    return np.asarray(points, dtype=np.float64)
