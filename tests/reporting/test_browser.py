@@ -11,8 +11,7 @@ from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 
 from browser import look, requests, screenshot, start_browser, tip
-from ccfa.reporting.comparison import compare_entries
-from ccfa.reporting.comparison_page import write_comparison
+from ccfa.reporting.comparison import compare_entries, write_comparison
 from ccfa.reporting.page import write_report
 from comparisons import entry, podnets
 from synthetic_runs import synthetic_resolved, synthetic_run

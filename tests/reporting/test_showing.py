@@ -7,10 +7,20 @@ from pathlib import Path
 import pytest
 
 from ccfa.errors import DivergedError, LockedError, ResourceError, UsageError
+from ccfa.evaluation import DEFINITIONS, Numbers, Report
 from ccfa.experiments import Experiment, Run
 from ccfa.experiments.run_directory import locked
 from ccfa.experiments.sweep import Outcome, Swept
-from ccfa.reporting.showing import _run_shown, comparisons, failure, require_ready, show_end, show_finished
+from ccfa.reporting.showing import (
+    _run_shown,
+    comparisons,
+    failure,
+    require_ready,
+    show_end,
+    show_finished,
+    show_result,
+)
+from ccfa.reporting.tables import percent, plain
 from ccfa.reporting.terminal import Output
 from ccfa.settings import Running
 from comparisons import entry, podnets
@@ -39,6 +49,29 @@ def test_a_run_that_ends_early_has_a_page(tmp_path, console, fail, fault, kind):
         shown(tmp_path / "run", console)
     assert str(tmp_path / "run" / "report.html") in console.file.getvalue()
     assert "1 of 3 stages" in (tmp_path / "run" / "report.html").read_text()
+
+
+VALUES = {name: (index + 1) / 10 + 0.00123 for index, name in enumerate(DEFINITIONS)}
+RULES = {"logits": Numbers([0.5], {"last_accuracy": 0.4321}), "nearest_mean": Numbers([0.5], VALUES)}
+REPORT = Report("a [bold] name", {}, [2], "nearest_mean", RULES, {}, 12.4, finished=True)
+
+
+@pytest.mark.parametrize("width", [80, 400])
+def test_metrics_of_every_rule(tmp_path, width):
+    console = Output(file=io.StringIO(), width=width)
+    show_result(REPORT, tmp_path, None, console)
+    text = console.file.getvalue().partition("Run directory")[0]
+    assert REPORT.name in text
+    assert max(map(len, text.splitlines())) <= width
+    assert text.index("nearest mean (own rule)") < text.index("by logits")
+    rows = {row[0]: row[1:] for row in map(cells, text.splitlines())}
+    for name, definition in DEFINITIONS.items():
+        values = [percent(VALUES[name]), "43.21" if name == "last_accuracy" else "-"]
+        assert rows[plain(name)] == [*values, definition][: 3 if width == 400 else 2]
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("│ ").split("│")]
 
 
 def test_a_run_without_a_stage_has_no_page(tmp_path, console, fail):

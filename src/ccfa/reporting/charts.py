@@ -1,4 +1,4 @@
-"""Charts of the pages as inline SVG: lines with bands, bars, heat maps.
+"""Charts of the pages as inline SVG: lines with bands, and heat maps.
 
 Colours are the CSS classes c0 to c7. A part that reacts to the mouse is a group `hit` with its values in a <title>;
 a heat map carries its values as attributes. The page's script shows both, and without the script the titles still do.
@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from ccfa.reporting.values import number
+from ccfa.reporting.tables import Table, number
 
 WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 42  # margins
@@ -22,8 +22,6 @@ NUM_COLOURS = 8
 MAX_DOTS = 60  # of a line
 NUM_SHADES = 32  # of a heat map
 MAX_CELLS_WITH_NUMBERS = 14  # on a side; smaller cells have no room
-
-Table = tuple[list[str], list[list[str]]]
 
 
 class Figure(NamedTuple):
@@ -114,43 +112,16 @@ def line_figure(
     parts += [_drawn(places, one.y, up, style) for one, style in zip(curves, styles, strict=True)]
     edges = [LEFT, *((a + b) / 2 for a, b in pairwise(places)), WIDTH - RIGHT]
     for at, place in enumerate(x):
-        values = [(one.name, number(one.y[at], unit, decimals)) for one in curves if math.isfinite(one.y[at])]
+        values = [f"{one.name}: {number(one.y[at], unit, decimals)}" for one in curves if math.isfinite(one.y[at])]
         area = _rect("area", edges[at], TOP, edges[at + 1] - edges[at], HEIGHT - TOP - BOTTOM)
         guide = _line("guide", places[at], places[at], TOP, HEIGHT - BOTTOM)
-        parts.append(
-            _hit(area + guide, "\n".join([f"{x_label} {place}", *(f"{name}: {text}" for name, text in values)]))
-        )
+        tip = "\n".join([f"{x_label} {place}", *values])
+        parts.append(f'<g class="hit">{area}{guide}<title>{escape(tip)}</title></g>')
     ends = [f"{one.name} from {number(one.y[0], unit)} to {number(one.y[-1], unit)}" for one in curves]
     label = f"{title} over {len(x)} points: {'; '.join(ends)}."
     rows = [[str(place), *(number(one.y[at], decimals=decimals) for one in curves)] for at, place in enumerate(x)]
     legend = _legend([(one.name, style) for one, style in zip(curves, styles, strict=True)])
-    return Figure(title, meaning, legend + _svg(parts, label), ([x_label, *(one.name for one in curves)], rows))
-
-
-def bar_chart(
-    bars: Sequence[tuple[str, float, float]], label: str, decimals: int = 1, colours: Sequence[int] = ()
-) -> Markup:
-    """Draw horizontal bars: name, value, and the spread as a whisker (NaN for none)."""
-    reach = [value + sign * np.nan_to_num(spread) for _, value, spread in bars for sign in (-1, 1)]
-    x_ticks = ticks([0.0, *reach])
-    row, top = 34, 6
-    bottom = top + row * len(bars)
-    across = _scale(x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT)
-    parts = [
-        _line("grid", across(tick), across(tick), top, bottom) + _text(across(tick), bottom + 18, f"{tick:g}", "middle")
-        for tick in x_ticks
-    ]
-    for place, (name, value, spread) in enumerate(bars):
-        y, colour = top + row * place, colours[place] if colours else 0
-        left, right = sorted((across(0), across(value)))
-        drawn = _rect(f"fill c{colour}", left, y + 18, right - left, 10)
-        shown = number(value, decimals=decimals)
-        if not math.isnan(spread):
-            drawn += _line("whisker", across(value - spread), across(value + spread), y + 23, y + 23)
-            shown += f" ± {spread:.{decimals}f}"
-        drawn += _text(LEFT, y + 13, name, "start", "name") + _text(WIDTH - RIGHT, y + 13, shown, "end", "name")
-        parts.append(_hit(drawn, f"{name}: {shown}"))
-    return _svg(parts, label, bottom + 26) if bars else Markup("")
+    return Figure(title, meaning, legend + _svg(parts, label), Table([x_label, *(one.name for one in curves)], rows))
 
 
 def heat_map(
@@ -256,10 +227,6 @@ def _svg(parts: Sequence[str], label: str, height: int = HEIGHT, attributes: str
         f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" tabindex="0" aria-label="{escape(label)}"'
         f"{attributes}>{''.join(parts)}</svg>"
     )
-
-
-def _hit(drawn: str, tip: str) -> str:
-    return f'<g class="hit">{drawn}<title>{escape(tip)}</title></g>'
 
 
 def _line(kind: str, x1: float, x2: float, y1: float, y2: float) -> str:

@@ -12,9 +12,10 @@ from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation.similarity import Estimator
 from ccfa.experiments import Run
 from ccfa.experiments.analyses import KINDS, NUM_FEATURES, NUM_IMAGES, feature_plane, map_similarities
+from ccfa.experiments.ledger import Result
 from ccfa.files import make_folder, write_atomically, write_table
-from ccfa.reporting.comparison import Comparison, Entry, common_folder, compare_entries, gather, grouped, setting
-from ccfa.reporting.values import Value
+from ccfa.reporting.comparison import Comparison, common_folder, compare_entries, gather, grouped, setting
+from ccfa.reporting.tables import Value, method_name
 
 try:
     import matplotlib
@@ -134,7 +135,7 @@ def write_figure(
     return FigureFiles([*paths.values()], caption, [*notes, *more])
 
 
-def _tsne(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
+def _tsne(entries: Sequence[Result], options: FigureOptions) -> Drawn:
     if len(entries) > 1:
         raise UsageError(f"t-SNE takes one run, got {len(entries)}: the positions of two runs cannot be compared.")
     limit, experiment = options.num_images or NUM_FEATURES, entries[0].experiment
@@ -144,9 +145,9 @@ def _tsne(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
     ccfa, (low, high) = plane.ccfa, plane.step_size
     caption = (
         f"t-SNE (perplexity {plane.perplexity:.4g}, seed {options.seed}) of features of {len(plane.class_names)} "
-        f"random classes after the first stage of {experiment.method}{' + CCFA' if experiment.ccfa else ''} on "
-        f"{experiment.data} (seed {experiment.seed}): the {counts[0]:,} exemplars in memory; {counts[1]:,} "
-        f"features that CCFA makes from the next stage's training images and labels as one of the classes "
+        f"random classes after the first stage of {method_name(experiment)} on {experiment.data} "
+        f"(seed {experiment.seed}): the {counts[0]:,} exemplars in memory; {counts[1]:,} features that CCFA makes "
+        f"from the next stage's training images and labels as one of the classes "
         f"(count {ccfa.count}, {ccfa.steps} steps of {low:.4g} to {high:.4g}, targets {ccfa.target}); "
         f"{counts[2]:,} training images of the classes. One embedding of all features, "
         f"at unit length; grey: the points of the other panels."
@@ -155,7 +156,7 @@ def _tsne(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
     return figure, [{**point, **facts} for point in plane.points], caption, ()
 
 
-def _cka(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
+def _cka(entries: Sequence[Result], options: FigureOptions) -> Drawn:
     comparison, limit = _compared(entries), options.num_images or NUM_IMAGES
     measured = {
         entry.path: map_similarities(
@@ -189,7 +190,7 @@ def _cka(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
     return figure, [row for _, rows in panels for row in rows], caption, comparison.notes
 
 
-def _accuracy(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
+def _accuracy(entries: Sequence[Result], options: FigureOptions) -> Drawn:
     compared = [_compared(group) for group in grouped(entries, setting).values()]
     panels = []
     for number, one in enumerate(compared, start=1):
@@ -204,14 +205,14 @@ def _accuracy(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
     return figure, [row for _, rows in panels for row in rows], caption, notes
 
 
-FIGURES: dict[str, Callable[[Sequence[Entry], FigureOptions], Drawn]] = {
+FIGURES: dict[str, Callable[[Sequence[Result], FigureOptions], Drawn]] = {
     "tsne": _tsne,
     "cka": _cka,
     "accuracy": _accuracy,
 }
 
 
-def _compared(entries: Sequence[Entry]) -> Comparison:
+def _compared(entries: Sequence[Result]) -> Comparison:
     comparison = compare_entries(entries)
     if not comparison.lines:
         names = ", ".join(str(entry.path) for entry in entries)
@@ -219,7 +220,7 @@ def _compared(entries: Sequence[Entry]) -> Comparison:
     return comparison
 
 
-def _run(entry: Entry) -> Run:
+def _run(entry: Result) -> Run:
     if not entry.path.is_dir():
         raise ModelError(f"{entry.path} is a report alone; this figure needs the run directory with its networks.")
     return Run(entry.path)

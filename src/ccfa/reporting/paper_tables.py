@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 from rich.table import Table as Screen
 
@@ -29,8 +28,9 @@ from ccfa.experiments.tables import TABLES, Cell, Setting, Table, cell_for, cell
 from ccfa.files import write_atomically
 from ccfa.methods import METHODS
 from ccfa.reporting.comparison import AVERAGE, paired
+from ccfa.reporting.page import render
 from ccfa.reporting.showing import require_ready, sweep
-from ccfa.reporting.values import Value, counted
+from ccfa.reporting.tables import Value, counted
 from ccfa.settings import Experiment, Running, command_words
 
 SLURM_MINUTES = 240  # the time limit of a job by default
@@ -208,10 +208,8 @@ def reproduction(results: Sequence[Result]) -> str:
     found = {cell: ours for cell in distinct if (ours := measured(cell, results))}
     targets = [cell for cell in found if cell.is_target]
     close = [cell for cell in targets if _is_close(cell, found[cell])]
-    environment = Environment(
-        loader=PackageLoader("ccfa.reporting"), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-    )
-    return environment.get_template("reproduction.md").render(
+    return render(
+        "reproduction.md",
         num_cells=len(distinct),
         num_measured=len(found),
         settings=counted(len({cell.setting for cell in found}), "setting"),

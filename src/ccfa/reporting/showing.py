@@ -6,29 +6,26 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
 from ccfa import experiments
 from ccfa.data import data_set
 from ccfa.errors import CcfaError, DataError, LockedError, ResourceError, Stopped, UsageError
-from ccfa.evaluation import Report
+from ccfa.evaluation import DEFINITIONS, Report
 from ccfa.experiments import Run, resolve
 from ccfa.experiments import sweep as sweeping
 from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.ledger import store_result
+from ccfa.experiments.ledger import Result, store_result
 from ccfa.experiments.running import DEFAULTS, Audience, acceleration_of, finished, resolve_again, running_again
 from ccfa.experiments.stopping import stoppable
 from ccfa.experiments.sweep import Outcome, Swept, experiments_of
 from ccfa.files import require_place
 from ccfa.learning.acceleration import describe_device
 from ccfa.plugins import load_plugin
-from ccfa.reporting.comparison import Comparison, Entry, compare_entries, grouped, setting
-from ccfa.reporting.comparison_page import show_comparison
-from ccfa.reporting.page import write_page
-from ccfa.reporting.pictures import read_pictures
-from ccfa.reporting.tables import metrics_table
-from ccfa.reporting.tensorboard import TensorBoard, require_tensorboard
-from ccfa.reporting.terminal import Display
-from ccfa.reporting.values import counted
+from ccfa.reporting.comparison import Comparison, compare_entries, grouped, setting, show_comparison
+from ccfa.reporting.page import read_pictures, write_page
+from ccfa.reporting.tables import counted, metrics_table
+from ccfa.reporting.terminal import Display, TensorBoard, require_tensorboard
 from ccfa.settings import Experiment, Grid, Running
 
 WIDE = 120  # columns: in a narrower terminal the definitions would be long strips of single words
@@ -121,7 +118,7 @@ def _run_shown(resolved: Resolved, directory: Run, running: Running, console: Co
     with stoppable(running.max_minutes) as stop:
         try:
             with Display(resolved, console) as display:
-                audience: Audience = TensorBoard(directory.path, display) if running.tensorboard else display
+                audience: Audience = TensorBoard(directory, display) if running.tensorboard else display
                 return experiments.run(resolved, directory, running, audience, stop, new)
         except (Exception, Stopped) as ended:
             _show_partial_page(directory, resolved, ended, console)
@@ -169,7 +166,7 @@ def sweep(
 
     def audience(resolved: Resolved, directory: Run) -> Audience:
         display = Display(resolved, console, several=True)
-        return TensorBoard(directory.path, display) if running.tensorboard else display
+        return TensorBoard(directory, display) if running.tensorboard else display
 
     def on_end(outcome: Outcome) -> None:
         show_end(outcome, console)
@@ -217,7 +214,7 @@ def comparisons(swept: Swept, out: Path) -> dict[Path, Comparison]:
     refused = [f"{method} + CCFA: {reason}" for method, reason in swept.refused.items()]
     if not swept.reports:
         raise UsageError("Nothing was run. " + " ".join(refused))
-    entries = [Entry(out / name, report) for name, report in swept.reports.items()]
+    entries = [Result(out / name, report) for name, report in swept.reports.items()]
     compared = [compare_entries(group, refused) for group in grouped(entries, setting).values()]
     folder = out / "comparison"
     return {folder / one.scenario if len(compared) > 1 else folder: one for one in compared}
@@ -261,6 +258,16 @@ def show_finished(directory: Run, data_dir: Path | None, console: Console) -> No
 
 def show_result(report: Report, path: Path, resolved: Resolved | None, console: Console) -> None:
     """Show a run's result, write its page, and say where both are."""
-    console.print(metrics_table(report, with_definitions=console.width >= WIDE))  # the page has the definitions too
+    headings, rows = metrics_table(report)
+    table = Table(title=report.name, title_justify="left")
+    table.add_column(headings[0], no_wrap=True)
+    for heading in headings[1:]:
+        table.add_column(heading, justify="right")
+    is_wide = console.width >= WIDE
+    if is_wide:  # the page has the definitions, too
+        table.add_column("definition")
+    for row, definition in zip(rows, DEFINITIONS.values(), strict=True):
+        table.add_row(*map(str, row), *([definition] if is_wide else []))
+    console.print(table)
     console.print(f"Run directory: {path}", soft_wrap=True)
     console.print(write_page(path, resolved), soft_wrap=True)
