@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -43,7 +43,6 @@ MEANINGS = {heading: DEFINITIONS[metric] for metric, heading in COLUMNS.items()}
 MAX_NAME = 28  # letters of a name before it is folded
 BETWEEN = 3  # spaces between columns of the terminal's table
 MAX_METHODS_IN_ONE_FIGURE = 4  # with and without CCFA that is as many lines as there are colours
-_Key = TypeVar("_Key", bound=Hashable)
 
 
 def gather(paths: Sequence[Path | str], command: str = "ccfa compare") -> tuple[list[Result], list[str]]:
@@ -136,13 +135,10 @@ def _hashed(content: Mapping[str, Any]) -> str:
     return json.dumps(content, sort_keys=True)
 
 
-def paired(before: Mapping[_Key, float], after: Mapping[_Key, float]) -> list[float]:
-    """Return the differences of the runs that both sides have, by class order and seeds.
-
-    >>> paired({"seed 0": 60.0, "seed 1": 61.0}, {"seed 1": 63.0})
-    [2.0]
-    """
-    return [after[key] - before[key] for key in before if key in after]
+def paired(before: Sequence[Result], after: Sequence[Result]) -> list[float]:
+    """Return what the averages of `after` gain over those of `before`, for runs of the same class order and seeds."""
+    averages = {entry.key: entry.average for entry in after}
+    return [averages[entry.key] - entry.average for entry in before if entry.key in averages]
 
 
 @dataclass(frozen=True)
@@ -176,7 +172,6 @@ class Line:
 
     @property
     def seconds(self) -> Value:
-        """How long a run took."""
         return Value.of([entry.report.seconds for entry in self.entries], decimals=0)
 
     @property
@@ -203,7 +198,6 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """Data set and scenario."""
         return f"{self.data} · {self.scenario}"
 
     @property
@@ -286,18 +280,17 @@ def scenario_name(sizes: Sequence[int]) -> str:
 
 def _names(entries: Sequence[Result]) -> list[str]:
     """Name one run of each experiment by its method and by what differs from the other runs of that method."""
-    names = []
+    short = []
     for entry in entries:
         experiment = entry.experiment
         same = [_choices(other) for other in entries if other.experiment.method == experiment.method]
-        names.append(", ".join([method_name(experiment), *_differing(_choices(entry), same)]))
-    contents = [dict(leaves(identity(entry))) for entry in entries]
-    return [
+        short.append(", ".join([method_name(experiment), *_differing(_choices(entry), same)]))
+    contents, names = [dict(leaves(identity(entry))) for entry in entries], []
+    for name, content in zip(short, contents, strict=True):
+        alike = [other for one, other in zip(short, contents, strict=True) if one == name]
         # With the same options, the defaults of two versions may differ.
-        name if len(alike) == 1 else ", ".join([name, *_differing(content, alike)[:2]])
-        for name, content in zip(names, contents, strict=True)
-        for alike in [[other for one, other in zip(names, contents, strict=True) if one == name]]
-    ]
+        names.append(name if len(alike) == 1 else ", ".join([name, *_differing(content, alike)[:2]]))
+    return names
 
 
 def _choices(entry: Result) -> dict[str, Any]:
@@ -341,11 +334,11 @@ def _with_gain(line: Line, lines: Sequence[Line], notes: list[str]) -> Line:
     alone = next((other for other in lines if _hashed(identity(other.entries[0])) == base), None)
     if not line.experiment.ccfa or alone is None:
         return line
-    before, after = ({entry.key: entry.average for entry in side.entries} for side in (alone, line))
-    unpaired = [entry.path for entry in (*alone.entries, *line.entries) if entry.key not in before.keys() & after]
+    shared = {entry.key for entry in alone.entries} & {entry.key for entry in line.entries}
+    unpaired = [entry.path for entry in (*alone.entries, *line.entries) if entry.key not in shared]
     if unpaired:
         notes.append(f"{line.name}: no pair of the same order and seeds, so not in the gain: {_joined(unpaired)}.")
-    return replace(line, gains=tuple(paired(before, after)))
+    return replace(line, gains=tuple(paired(alone.entries, line.entries)))
 
 
 def _mixed(entries: Sequence[Result]) -> Iterator[str]:
@@ -402,7 +395,6 @@ def runs_table(comparison: Comparison) -> Table:
 
 
 def definitions(table: Table) -> list[str]:
-    """Return what each column of numbers means."""
     return [f"± : {SPREAD}", *(f"{name}: {MEANINGS[name]}" for name in table.headings if name in MEANINGS)]
 
 
@@ -485,7 +477,6 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """Return the page of a comparison as HTML."""
     table, lines, num_seen = summary_table(comparison), comparison.lines, comparison.num_seen
     num_runs = sum(len(line.entries) for line in lines)
     return render(

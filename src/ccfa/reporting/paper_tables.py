@@ -87,7 +87,6 @@ class Wanted:
         return replace(table, columns=tuple(compress(table.columns, chosen)), rows=kept)
 
     def cells(self) -> list[Cell]:
-        """Return the wanted cells."""
         return self.table().cells if self.name else cells()
 
     def measured(self) -> list[Result]:
@@ -99,7 +98,6 @@ class Wanted:
         return left_to_run(self.cells(), self.measured(), self.orders)
 
     def nothing_to_do(self) -> str:
-        """Return what to print if no run is missing."""
         impossible = counted(sum(not can_run(cell.setting) for cell in self.cells()), "cell")
         return f"No run is missing. {impossible} cannot be run here, because the data or the method is not available."
 
@@ -232,19 +230,12 @@ def _gains(results: Sequence[Result]) -> Iterator[str]:
         alone = cell_for(replace(setting, ccfa=False))
         if not setting.ccfa or setting.options or plugged.metric != AVERAGE or not alone:
             continue
-        if gains := paired(_averages(alone.setting, results), _averages(setting, results)):
+        before, after = ([one for one in results if one.setting == side] for side in (alone.setting, setting))
+        if gains := paired(before, after):
             memory = "" if setting.memory in (20, None) else f", {setting.memory} exemplars"
             name = f"{setting.method}{f' + {setting.mix}' if setting.mix else ''}{memory}"
             gain = f"{plugged.value - alone.value:+.2f}"
             yield _line(name, setting.scenario, gain, str(Value.of(gains, sign="+")), str(len(gains)))
-
-
-def _averages(setting: Setting, results: Sequence[Result]) -> dict[tuple[str, int], float]:
-    return {
-        (result.order, result.experiment.seed): 100 * result.report.metrics[AVERAGE]
-        for result in results
-        if result.setting == setting
-    }
 
 
 def _page_rows(table: Table, results: Sequence[Result]) -> Iterator[str]:
