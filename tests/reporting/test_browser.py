@@ -34,7 +34,7 @@ def pages(tmp_path_factory):
     folder, paths = tmp_path_factory.mktemp("pages"), {}
     for name, names, epochs in (
         ("small", [str(label) for label in range(6)], 4),
-        ("large", [*HOSTILE, *(f"class {number}" for number in range(95))], 40),
+        ("large", [*HOSTILE, *(f"class {number}" for number in range(95))], 10),
     ):
         resolved = synthetic_resolved(names, side=32 if name == "large" else 8)
         paths[name] = write_report(synthetic_run(folder / name, resolved, epochs=epochs), resolved)

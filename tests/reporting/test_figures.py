@@ -20,7 +20,8 @@ SUFFIXES = ("png", "pdf", "csv", "txt")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return digit_run(tmp_path_factory.mktemp("runs") / "ccfa", ccfa=True).path
+    untrained = {"epochs": "0", "balanced_epochs": "0"}
+    return digit_run(tmp_path_factory.mktemp("runs") / "ccfa", ccfa=True, options=untrained).path
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_files_are_whole_and_repeat(run, kind, monkeypatch, tmp_path):
     png, pdf, _, caption = written.paths
     with Image.open(png) as image:
         assert image.info["dpi"] == pytest.approx((300, 300), abs=0.1)
-        assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 20
+        assert len(image.convert("RGB").getcolors(2**24)) > 20
     content = pdf.read_bytes()
     assert content.rstrip().endswith(b"%%EOF")
     assert b"/FontFile2" in content  # TrueType outlines are embedded
@@ -106,7 +107,7 @@ def require_room(figure):
         assert box.y1 <= figure.bbox.y1
 
 
-@pytest.mark.parametrize(("num_panels", "num_methods"), [(1, 1), (1, 7), (2, 1), (2, 7), (3, 7), (4, 1), (5, 7)])
+@pytest.mark.parametrize(("num_panels", "num_methods"), [(1, 1), (1, 7), (2, 7), (4, 1), (5, 7)])
 def test_curves_do_not_overlap(num_panels, num_methods):
     rows = [
         {"name": f"method-{name}{' + CCFA' * ccfa}", "x": x, "mean": 90 - 0.4 * x, "spread": 0.0}

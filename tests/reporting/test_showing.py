@@ -26,8 +26,8 @@ from ccfa.settings import Running
 from comparisons import entry, podnets
 from toy_runs import toy_resolved, toy_run
 
-SWEEP = ("sweep", "finetune", "replay", "--ccfa", "off", "--scenario", "6,2,2", "--seeds", "0", "--set", "epochs=1")
-NAMES = [Experiment(name, scenario="6,2,2", options={"epochs": "1"}).name for name in ("finetune", "replay")]
+SWEEP = ("sweep", "finetune", "replay", "--ccfa", "off", "--scenario", "6,2,2", "--seeds", "0", "--set", "epochs=0")
+NAMES = [Experiment(name, scenario="6,2,2", options={"epochs": "0"}).name for name in ("finetune", "replay")]
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_no_page_where_another_process_works(tmp_path, console):
 
 
 def test_missing_pictures_are_made_again(call, tmp_path):
-    call("run", "replay", "--scenario", "5,5", "--set", "epochs=1", "--out", "run")
+    call("run", "replay", "--scenario", "5,5", "--set", "epochs=0", "--out", "run")
     page = (tmp_path / "run" / "report.html").read_bytes()
     assert page.count(b"data:image/png") > 3
     (tmp_path / "run" / "pictures.npz").unlink()
@@ -154,7 +154,7 @@ def test_failed_runs_are_named_and_others_compared(call, tmp_path, fail):
 
 
 def test_the_first_failure_decides_the_code(call, fail):
-    fail("step:1:oom,step:2:raise")
+    fail("evaluate:1:oom,evaluate:2:raise")
     code, out, err = call(*SWEEP, "--out", "out")
     assert code == 5
     assert all(name in out and name in err for name in NAMES)
