@@ -253,7 +253,7 @@ def test_damaged_report_is_named(tmp_path, content):
 
 def test_nothing_to_compare_is_an_error(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="ccfa compare"):
+    with pytest.raises(UsageError, match="run directory"):
         compare([])
     for name in ("nothing", "empty"):
         with pytest.raises(ModelError, match=name):

@@ -25,8 +25,9 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture
-def made_up(tmp_path):
-    """Writes run directories with nothing but a report."""
+def made_up(tmp_path, monkeypatch):
+    """Writes run directories with nothing but a report; figures of them are not rendered."""
+    monkeypatch.setattr(figures.Figure, "savefig", lambda *arguments, **options: None)
     return lambda *choices: [store(tmp_path / f"run-{at}", **choice) for at, choice in enumerate(choices)]
 
 
@@ -119,7 +120,7 @@ def test_curves_do_not_overlap(num_panels, num_methods):
     assert all(axes.get_window_extent().height > 60 for axes in figure.axes)  # points, of 72 an inch
 
 
-def test_class_names_fit_and_are_no_formula(made_up):
+def test_class_names_fit_and_are_no_formula(tmp_path):
     names = {number: f"aquarium fish {number}" for number in range(9)} | {9: r"$\undefined{$"}
     random = np.random.default_rng(0)
     points = [
@@ -128,7 +129,7 @@ def test_class_names_fit_and_are_no_formula(made_up):
         for kind in analyses.KINDS
     ]
     require_room(draw_plane(points, names))
-    assert write_figure("accuracy", made_up({"data": r"a$\frac{$b"})).paths
+    assert write_figure("accuracy", [store(tmp_path / "run", data=r"a$\frac{$b")]).paths
 
 
 def test_curves_differ_without_colour():
@@ -163,7 +164,7 @@ def test_missing_matplotlib_names_the_extra(made_up, monkeypatch, call):
 @pytest.mark.parametrize(
     ("kind", "choices", "options", "error", "word"),
     [
-        ("accuracy", [], {}, UsageError, "ccfa figure accuracy"),
+        ("accuracy", [], {}, UsageError, "run directory"),
         ("tsne", [{}, {"seed": 1}], {}, UsageError, "one run"),
         ("cka", [{}], {"num_images": 1}, UsageError, "--images 1"),
         ("tsne", [{}], {"seed": 2**32}, UsageError, "seed"),

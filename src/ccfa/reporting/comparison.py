@@ -45,10 +45,10 @@ BETWEEN = 3  # spaces between columns of the terminal's table
 MAX_METHODS_IN_ONE_FIGURE = 4  # with and without CCFA that is as many lines as there are colours
 
 
-def gather(paths: Sequence[Path | str], command: str = "ccfa compare") -> tuple[list[Result], list[str]]:
+def gather(paths: Sequence[Path | str]) -> tuple[list[Result], list[str]]:
     """Read the runs among run directories, folders of runs and report files; the notes name what is not a run."""
     if not paths:
-        raise UsageError(f"Name at least one run directory, e.g. {command} runs/*")
+        raise UsageError("Name at least one run directory.")
     runs: dict[Path, Path] = {}
     for run in itertools.chain.from_iterable(_runs_in(Path(path)) for path in paths):
         runs.setdefault(run.resolve(), run)  # a run that is named twice is counted once
@@ -502,22 +502,32 @@ def _curves(comparison: Comparison) -> list[Figure]:
     return [_curve(comparison.num_seen, lines, title) for title, lines in methods.items()]
 
 
+def families(names: Iterable[str]) -> dict[str, int]:
+    """Number experiments by name; with and without CCFA they share a number, unless there is only one then.
+
+    >>> families(["a", "a + CCFA", "b"]), families(["a", "a + CCFA"])
+    ({'a': 0, 'a + CCFA': 0, 'b': 1}, {'a': 0, 'a + CCFA': 1})
+    """
+    alone = {name: name.replace(" + CCFA", "") for name in names}
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(alone.values()))}
+    if len(numbers) == 1:
+        return {name: number for number, name in enumerate(alone)}
+    return {name: numbers[family] for name, family in alone.items()}
+
+
 def _curve(num_seen: list[int], lines: Sequence[Line], title: str) -> Figure:
-    # With and without CCFA in one colour, where nothing else has to be told apart by it.
-    methods = list(dict.fromkeys(line.experiment.method for line in lines))
-    kinds = {(line.experiment.method, line.experiment.ccfa) for line in lines}
-    by_method = len(kinds) == len(lines) and len(methods) > 1
-    both = len({ccfa for _, ccfa in kinds}) == 2
+    colours = families(line.name for line in lines)
+    both = len({line.experiment.ccfa for line in lines}) == 2
     curves = []
-    for place, line in enumerate(lines):
-        banded = line.curve if len(line.entries) > 1 else []
+    for line in lines:
+        values, banded = line.curve, line.curve if len(line.entries) > 1 else []
         curves.append(
             Curve(
                 line.name,
-                [value.mean for value in line.curve],
+                [value.mean for value in values],
                 low=[max(value.mean - value.spread, 0.0) for value in banded],
                 high=[min(value.mean + value.spread, 100.0) for value in banded],
-                colour=methods.index(line.experiment.method) if by_method else place,
+                colour=colours[line.name],
                 dashed=both and not line.experiment.ccfa,
             )
         )

@@ -14,7 +14,7 @@ from ccfa.experiments import Run
 from ccfa.experiments.analyses import KINDS, NUM_FEATURES, NUM_IMAGES, feature_plane, map_similarities
 from ccfa.experiments.ledger import Result
 from ccfa.files import make_folder, write_atomically, write_table
-from ccfa.reporting.comparison import Comparison, common_folder, compare_entries, gather, grouped, setting
+from ccfa.reporting.comparison import Comparison, common_folder, compare_entries, families, gather, grouped, setting
 from ccfa.reporting.tables import Value, method_name
 
 try:
@@ -71,8 +71,6 @@ ESTIMATORS = {
 
 
 class FigureOptions(NamedTuple):
-    """The options of `ccfa figure`."""
-
     data_dir: Path | None = None
     device: torch.device = torch.device("cpu")
     num_images: int | None = None
@@ -117,7 +115,7 @@ def write_figure(
         raise UsageError(f"A figure needs at least 2 images, got --images {options.num_images}.")
     if not 0 <= options.seed < 2**32:
         raise UsageError(f"The seed of a figure must be from 0 to 2^32 - 1, got {options.seed}.")
-    entries, notes = gather(runs, f"ccfa figure {kind}")
+    entries, notes = gather(runs)
     alone = len(entries) == 1 and entries[0].path.is_dir()
     folder = out or (entries[0].path / "figures" if alone else common_folder(entries).with_name("figures"))
     figure, rows, caption, more = FIGURES[kind](entries, options)
@@ -282,14 +280,9 @@ def draw_curves(panels: Sequence[tuple[str, Sequence[Row]]], x: str, x_label: st
 
 def curve_looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Choose colour, dashes and marker by name; a method with and without CCFA shares them, where there are several."""
-    families = {name: name.replace(" + CCFA", "") for name in names}
-    if len(set(families.values())) == 1:
-        families = {name: name for name in families}
-    numbers = {family: number for number, family in enumerate(dict.fromkeys(families.values()))}
     looks = {}
-    for name, family in families.items():
-        number, ccfa = numbers[family], " + CCFA" in name
-        colour = LINE_COLOURS[number % len(LINE_COLOURS)]
+    for name, number in families(names).items():
+        colour, ccfa = LINE_COLOURS[number % len(LINE_COLOURS)], " + CCFA" in name
         looks[name] = {
             "color": colour,
             "linestyle": "-" if ccfa else (0, (4, 1.5)),
