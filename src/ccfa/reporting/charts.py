@@ -25,10 +25,7 @@ MAX_CELLS_WITH_NUMBERS = 14  # on a side; smaller cells have no room
 
 
 class Figure(NamedTuple):
-    """A chart with its title, the sentence that defines its number, and its data as a table.
-
-    The chart is empty where nothing was recorded.
-    """
+    """A chart, empty where nothing was recorded, with its title, what its numbers mean, and its data."""
 
     title: str
     meaning: str
@@ -101,15 +98,16 @@ def line_figure(
     parts.append(_turned_text((TOP + HEIGHT - BOTTOM) / 2, y_label))
     parts += [_line("mark", across(place), across(place), TOP, HEIGHT - BOTTOM) for place in marks]
     places = [across(place) for place in x]
-    styles = [
-        f"c{(at if one.colour is None else one.colour) % NUM_COLOURS}{' dashed' if one.dashed else ''}"
-        for at, one in enumerate(curves)
-    ]
-    for one, style in zip(curves, styles, strict=True):
+    bands, lines, legend = [], [], []
+    for at, one in enumerate(curves):
+        colour = at if one.colour is None else one.colour
+        style = f"c{colour % NUM_COLOURS}{' dashed' if one.dashed else ''}"
         edge = [*zip(places, one.high, strict=False), *reversed([*zip(places, one.low, strict=False)])]
         points = " ".join(f"{place:.1f},{up(value):.1f}" for place, value in edge if math.isfinite(value))
-        parts.append(f'<polygon class="band {style}" points="{points}"/>' if points else "")
-    parts += [_drawn(places, one.y, up, style) for one, style in zip(curves, styles, strict=True)]
+        bands.append(f'<polygon class="band {style}" points="{points}"/>' if points else "")
+        lines.append(_drawn(places, one.y, up, style))
+        legend.append(Markup('<li><i class="swatch {}"></i>{}</li>').format(style, one.name))
+    parts += [*bands, *lines]
     edges = [LEFT, *((a + b) / 2 for a, b in pairwise(places)), WIDTH - RIGHT]
     for at, place in enumerate(x):
         values = [f"{one.name}: {number(one.y[at], unit, decimals)}" for one in curves if math.isfinite(one.y[at])]
@@ -120,8 +118,8 @@ def line_figure(
     ends = [f"{one.name} from {number(one.y[0], unit)} to {number(one.y[-1], unit)}" for one in curves]
     label = f"{title} over {len(x)} points: {'; '.join(ends)}."
     rows = [[str(place), *(number(one.y[at], decimals=decimals) for one in curves)] for at, place in enumerate(x)]
-    legend = _legend([(one.name, style) for one, style in zip(curves, styles, strict=True)])
-    return Figure(title, meaning, legend + _svg(parts, label), Table([x_label, *(one.name for one in curves)], rows))
+    names = Markup('<ul class="legend">{}</ul>').format(Markup("").join(legend)) if len(legend) > 1 else Markup("")
+    return Figure(title, meaning, names + _svg(parts, label), Table([x_label, *(one.name for one in curves)], rows))
 
 
 def heat_map(
@@ -196,7 +194,6 @@ def _cells(shades: NDArray[np.float64]) -> str:
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    """Return the function from a value between low and high to its pixel between start and end."""
     return lambda value: start + (end - start) * (value - low) / ((high - low) or 1.0)
 
 
@@ -215,11 +212,6 @@ def _drawn(places: Sequence[float], values: Sequence[float], up: Callable[[float
 
 def _tick_label(value: float) -> str:
     return f"{value / 1000:g}k" if 10_000 <= abs(value) < 1e7 else f"{value:g}"
-
-
-def _legend(names: Sequence[tuple[str, str]]) -> Markup:
-    items = [Markup('<li><i class="swatch {}"></i>{}</li>').format(style, name) for name, style in names]
-    return Markup('<ul class="legend">{}</ul>').format(Markup("").join(items)) if len(items) > 1 else Markup("")
 
 
 def _svg(parts: Sequence[str], label: str, height: int = HEIGHT, attributes: str = "") -> Markup:

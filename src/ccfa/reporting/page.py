@@ -111,7 +111,6 @@ class Contents:
 
     @cached_property
     def num_images(self) -> list[int]:
-        """The number of test images of each class."""
         return [int(num) for num in np.bincount(self.labelled[-1][0], minlength=self.num_seen[-1])]
 
     def picture(self, kind: str, *key: int) -> str:
@@ -173,7 +172,6 @@ def write_page(directory: Path, resolved: Resolved | None = None) -> str:
 
 
 def page(run: Contents) -> str:
-    """Return the page of a run as HTML."""
     experiment, name, sizes = run.run.experiment, run.run.path.resolve().name, run.resolved.get("stage_sizes", [])
     settings = vars(experiment) | {
         f"number of {kind} images": run.resolved.get(f"num_{kind}_images") for kind in ("training", "test")
@@ -196,7 +194,7 @@ def page(run: Contents) -> str:
         pairs=run.pairs[:NUM_PAIRS],
         cost=[*loss_figures(run), time_figure(run)],
         classes=class_table(run),
-        command=shlex.join(["ccfa", "run", *_arguments(run), "--out", f"runs/{name}-again"]),
+        command=_command(run, name),
         settings={key: value for key, value in settings.items() if value not in (None, False, {})},
         config=json.dumps(run.run.config, indent=1, ensure_ascii=False),
     )
@@ -211,16 +209,15 @@ def _state(run: Contents, num_stages: int) -> str:
     return shown + (f" ({run.status['error']})" if run.status.get("error") else "")
 
 
-def _arguments(run: Contents) -> list[str]:
-    """Return what `ccfa run` needs to repeat the run."""
-    words = run.run.experiment.arguments()
+def _command(run: Contents, name: str) -> str:
+    words = ["ccfa", "run", *run.run.experiment.arguments()]
     device, speed = run.environment.get("torch_device"), run.environment.get("acceleration")
     if device:
         words += ["--device", device]
     if speed and device != "cpu":  # where there is nothing to choose
         words += ["--precision", speed["precision"]]
-        words += [f"--no-{name}" for name in ("compile", "graph") if speed[name] is False]
-    return words
+        words += [f"--no-{option}" for option in ("compile", "graph") if speed[option] is False]
+    return shlex.join([*words, "--out", f"runs/{name}-again"])
 
 
 def render(template: str, **values: Any) -> str:
@@ -265,7 +262,6 @@ def accuracy_figure(run: Contents) -> Figure:
 
 
 def matrix_figure(run: Contents) -> Figure:
-    """Draw the accuracy matrix as a heat map."""
     meaning = "Row i, column j: accuracy after stage i on the classes first seen at stage j."
     stages = [str(stage) for stage in range(len(run.matrix))]
     label = f"Heat map of {len(stages)} by {len(stages)} accuracies; the values are in the table below it."
@@ -357,7 +353,6 @@ def class_table(run: Contents) -> Table | None:
 
 
 def time_figure(run: Contents) -> Figure:
-    """Draw the seconds of each stage."""
     meaning = (
         f"Wall-clock seconds of each stage, evaluation included; {duration(sum(run.seconds))} in all. "
         "A first stage taken over from another run takes no time."
@@ -368,27 +363,24 @@ def time_figure(run: Contents) -> Figure:
 
 def loss_figures(run: Contents) -> list[Figure]:
     """Draw the loss of each phase, and the terms that it is the sum of, over all epochs of the run."""
-    phases = dict.fromkeys(record["phase"] for record in run.epochs)
-    by_phase = {
-        phase: [record["loss"] if record["phase"] == phase else math.nan for record in run.epochs] for phase in phases
-    }
-    terms = dict.fromkeys(name for record in run.epochs for name in record if name not in NOT_LOSSES)
-    by_term = {term: [record.get(term, math.nan) for record in run.epochs] for term in terms}
+    by_phase = [{record["phase"]: record["loss"]} for record in run.epochs]
+    by_term = [{name: loss for name, loss in record.items() if name not in NOT_LOSSES} for record in run.epochs]
     figures = [_over_epochs(run, "Training loss", "Mean over each epoch's batches, by phase.", by_phase)]
-    if len(terms) > 1:
+    if len({name for losses in by_term for name in losses}) > 1:
         meaning = "Classification loss and penalties as they enter the sum, mean over each epoch."
         figures.append(_over_epochs(run, "Parts of the loss", meaning, by_term))
     return figures
 
 
-def _over_epochs(run: Contents, title: str, meaning: str, losses: dict[str, list[float]]) -> Figure:
+def _over_epochs(run: Contents, title: str, meaning: str, losses: list[dict[str, float]]) -> Figure:
+    """Draw the losses that each epoch has."""
     stages = [record["stage"] for record in run.epochs]
     size = max(1, math.ceil(len(stages) / MAX_POINTS))
     places = range(0, len(stages), size)
-    curves = [
-        Curve(name, [_mean_of_finite(values[place : place + size]) for place in places])
-        for name, values in list(losses.items())[:NUM_COLOURS]
-    ]
+    curves = []
+    for name in list(dict.fromkeys(name for epoch in losses for name in epoch))[:NUM_COLOURS]:
+        values = [epoch.get(name, math.nan) for epoch in losses]
+        curves.append(Curve(name, [_mean_of_finite(values[place : place + size]) for place in places]))
     marks = [at for at in range(1, len(stages)) if stages[at] != stages[at - 1]]
     marks = marks if len(marks) <= MAX_LINES else []
     meaning += f" Each point is the mean of up to {size} epochs." if size > 1 else ""
