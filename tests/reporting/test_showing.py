@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ccfa.errors import DivergedError, LockedError, ResourceError, UsageError
+from ccfa.errors import LockedError, ResourceError, UsageError
 from ccfa.evaluation import DEFINITIONS, Numbers, Report
 from ccfa.experiments import Experiment, Run
 from ccfa.experiments.run_directory import locked
@@ -14,7 +14,6 @@ from ccfa.experiments.sweep import Outcome, Swept
 from ccfa.reporting.showing import (
     _run_shown,
     comparisons,
-    failure,
     require_ready,
     show_end,
     show_finished,
@@ -158,8 +157,6 @@ def test_the_first_failure_decides_the_code(call, fail):
     code, out, err = call(*SWEEP, "--out", "out")
     assert code == 5
     assert all(name in out and name in err for name in NAMES)
-    error = failure({"b": DivergedError("too steep"), "a": ResourceError("full")})
-    assert error.exit_code == 6
 
 
 def test_a_stopped_sweep_leaves_pages(call, tmp_path, fail):

@@ -9,7 +9,7 @@ import pytest
 from ccfa.data import Stage
 from ccfa.experiments import Experiment, Run, resolve
 from ccfa.learning import Progress
-from ccfa.reporting import terminal
+from ccfa.reporting import showing, terminal
 from ccfa.reporting.tables import duration
 from ccfa.reporting.terminal import Display, Output, TensorBoard, planned_images
 from toy_runs import Silent, toy_run
@@ -186,7 +186,7 @@ def test_killed_run_has_written_everything(tmp_path):
 
 
 def test_missing_package_is_named_before_anything_is_done(call, tmp_path, monkeypatch):
-    monkeypatch.setattr(terminal, "find_spec", lambda name: None)
+    monkeypatch.setattr(showing, "find_spec", lambda name: None)
     for verb in (["run", "podnet"], ["sweep", "podnet"], ["resume", "run"]):
         code, _, err = call(*verb, "--tensorboard")
         assert code == 2

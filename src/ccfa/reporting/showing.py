@@ -1,8 +1,9 @@
 """Run, resume and sweep, as people call them: what is about to happen, how it goes, and what came of it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -25,7 +26,7 @@ from ccfa.plugins import load_plugin
 from ccfa.reporting.comparison import Comparison, compare_entries, grouped, setting, show_comparison
 from ccfa.reporting.page import read_pictures, write_page
 from ccfa.reporting.tables import counted, metrics_table
-from ccfa.reporting.terminal import Display, TensorBoard, require_tensorboard
+from ccfa.reporting.terminal import Display, TensorBoard
 from ccfa.settings import Experiment, Grid, Running
 
 WIDE = 120  # columns: in a narrower terminal the definitions would be long strips of single words
@@ -186,7 +187,10 @@ def sweep(
             show_comparison(comparison, folder, console)
     console.print(f"Run directories: {out}", soft_wrap=True)
     if swept.errors:
-        raise failure(swept.errors)
+        told = "\n".join(f"  {name}: {error}" for name, error in swept.errors.items())
+        failed = CcfaError(f"Not every run finished; repeat the command to continue those that failed:\n{told}")
+        failed.exit_code = next(iter(swept.errors.values())).exit_code
+        raise failed
     return [Run(out / name) for name in swept.reports]
 
 
@@ -199,14 +203,6 @@ def show_end(outcome: Outcome, console: Console) -> None:
         _show_partial_page(directory, resolved, error, console)
     else:
         console.print(write_page(directory.path, resolved), soft_wrap=True)
-
-
-def failure(errors: Mapping[str, CcfaError]) -> CcfaError:
-    """One error for runs that failed, with the exit code of the first."""
-    told = "\n".join(f"  {name}: {error}" for name, error in errors.items())
-    one = CcfaError(f"Not every run finished; repeat the command to continue those that failed:\n{told}")
-    one.exit_code = next(iter(errors.values())).exit_code
-    return one
 
 
 def comparisons(swept: Swept, out: Path) -> dict[Path, Comparison]:
@@ -226,8 +222,11 @@ def require_ready(running: Running) -> None:
         minutes = getattr(running, name)
         if minutes is not None and not 0 <= minutes < math.inf:
             raise UsageError(f"--{name.replace('_', '-')} takes a number of minutes, 0 or more, got {minutes}.")
-    if running.tensorboard:
-        require_tensorboard()
+    if running.tensorboard and find_spec("tensorboard") is None:
+        raise UsageError(
+            "--tensorboard needs the package tensorboard, which is not installed. "
+            "Install it with: pip install 'ccfa[tensorboard]' (or pip install tensorboard), or leave --tensorboard out."
+        )
     if running.first_stages:
         require_place(running.first_stages)
     for path in running.plugin:

@@ -2,7 +2,6 @@
 
 import time
 from contextlib import suppress
-from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +10,7 @@ from rich.text import Text
 from torch import Tensor
 
 from ccfa.data import Stage
-from ccfa.errors import ModelError, UsageError, printable
+from ccfa.errors import ModelError, printable
 from ccfa.evaluation import rule_name
 from ccfa.experiments import Run
 from ccfa.experiments.experiment import Resolved
@@ -125,15 +124,6 @@ def planned_images(resolved: Resolved) -> list[int]:
         images = sum(sizes[stage.num_old : stage.num_seen]) + sum(min(size, quota) for size in sizes[: stage.num_old])
         plan.append(images * sum(phase.epochs for phase in resolved.method.phases(stage)))
     return plan
-
-
-def require_tensorboard() -> None:
-    """Raise a UsageError, before training, if the package is not installed."""
-    if find_spec("tensorboard") is None:
-        raise UsageError(
-            "--tensorboard needs the package tensorboard, which is not installed. "
-            "Install it with: pip install 'ccfa[tensorboard]' (or pip install tensorboard), or leave --tensorboard out."
-        )
 
 
 class TensorBoard:
