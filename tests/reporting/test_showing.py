@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -88,11 +89,17 @@ def test_a_page_that_fails_hides_no_error(tmp_path, console, fail, monkeypatch):
     assert "division by zero" in console.file.getvalue()
 
 
-def test_no_page_where_another_process_works(tmp_path, console):
-    resolved = toy_resolved()
-    toy_run(tmp_path / "run", resolved)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("toy") / "run"
+    toy_run(path)
+    return path
+
+
+def test_no_page_where_another_process_works(finished, tmp_path, console):
+    shutil.copytree(finished, tmp_path / "run")
     with locked(tmp_path / "run"):
-        show_end(Outcome(resolved, Run(tmp_path / "run"), Run(tmp_path / "run").report()), console)
+        show_end(Outcome(toy_resolved(), Run(tmp_path / "run"), Run(tmp_path / "run").report()), console)
         with pytest.raises(LockedError):
             shown(tmp_path / "run", console)
     assert not (tmp_path / "run" / "report.html").exists()
@@ -109,9 +116,9 @@ def test_missing_pictures_are_made_again(call, tmp_path):
 
 
 @pytest.mark.parametrize("data", ["cifar100", "gone"])
-def test_without_data_the_page_has_no_pictures(tmp_path, console, monkeypatch, data):
+def test_without_data_the_page_has_no_pictures(finished, tmp_path, console, monkeypatch, data):
     monkeypatch.setenv("CCFA_DATA", str(tmp_path))  # where it would be downloaded to
-    toy_run(tmp_path / "run")
+    shutil.copytree(finished, tmp_path / "run")
     directory = Run(tmp_path / "run")
     config = directory.read_json("config.json")
     config["experiment"]["data"] = data if data == "cifar100" else str(tmp_path / data)
