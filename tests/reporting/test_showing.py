@@ -11,12 +11,12 @@ from ccfa.errors import LockedError, ResourceError, UsageError
 from ccfa.evaluation import DEFINITIONS, Numbers, Report
 from ccfa.experiments import Experiment, Run
 from ccfa.experiments.run_directory import locked
-from ccfa.experiments.sweep import Outcome, Swept
+from ccfa.experiments.sweep import Swept
 from ccfa.reporting.showing import (
     _run_shown,
+    _show_page,
     comparisons,
     require_ready,
-    show_end,
     show_finished,
     show_result,
 )
@@ -99,7 +99,7 @@ def finished(tmp_path_factory):
 def test_no_page_where_another_process_works(finished, tmp_path, console):
     shutil.copytree(finished, tmp_path / "run")
     with locked(tmp_path / "run"):
-        show_end(Outcome(toy_resolved(), Run(tmp_path / "run"), Run(tmp_path / "run").report()), console)
+        _show_page(Run(tmp_path / "run"), toy_resolved(), console, None)
         with pytest.raises(LockedError):
             shown(tmp_path / "run", console)
     assert not (tmp_path / "run" / "report.html").exists()

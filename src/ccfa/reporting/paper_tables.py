@@ -191,13 +191,13 @@ def with_main_table(readme: str, results: Sequence[Result]) -> str:
 def _main_table(results: Sequence[Result]) -> str:
     """The rows of the main table that we have measured, in Markdown: the paper's value, then ours."""
     table = TABLES["supplement"]
-    lines = [_line("CIFAR-100, percent", *table.columns), _line(*["---"] * (1 + len(table.columns)))]
+    lines = [["CIFAR-100, percent", *table.columns], ["---"] * (1 + len(table.columns))]
     for label, row in table.rows.items():
         both = [(cell, measured(cell, results)) for cell in row if cell]
         texts = [f"{cell.value:.2f} / {f'{_ours(ours)} ({len(ours.results)})' if ours else '-'}" for cell, ours in both]
         if any(ours for _, ours in both):
-            lines.append(_line(label.replace("*", ""), *texts))
-    return "\n".join(lines)
+            lines.append([label.replace("*", ""), *texts])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def reproduction(results: Sequence[Result]) -> str:
@@ -223,7 +223,7 @@ def reproduction(results: Sequence[Result]) -> str:
     )
 
 
-def _gains(results: Sequence[Result]) -> Iterator[str]:
+def _gains(results: Sequence[Result]) -> Iterator[list[str]]:
     """What CCFA adds, paired by class order and seed, beside the gain that the paper's own two runs have."""
     for plugged in cells():
         setting = plugged.setting
@@ -235,14 +235,14 @@ def _gains(results: Sequence[Result]) -> Iterator[str]:
             memory = "" if setting.memory in (20, None) else f", {setting.memory} exemplars"
             name = f"{setting.method}{f' + {setting.mix}' if setting.mix else ''}{memory}"
             gain = f"{plugged.value - alone.value:+.2f}"
-            yield _line(name, setting.scenario, gain, str(Value.of(gains, sign="+")), str(len(gains)))
+            yield [name, setting.scenario, gain, str(Value.of(gains, sign="+")), str(len(gains))]
 
 
-def _page_rows(table: Table, results: Sequence[Result]) -> Iterator[str]:
+def _page_rows(table: Table, results: Sequence[Result]) -> Iterator[list[str]]:
     for label, row in table.rows.items():
         for column, cell in zip(table.columns, row, strict=True):
             if cell:
-                yield _line(label.replace("*", "\\*"), column, *_page_cell(cell, results))
+                yield [label.replace("*", "\\*"), column, *_page_cell(cell, results)]
 
 
 def _is_close(cell: Cell, ours: Measured) -> bool:
@@ -287,10 +287,6 @@ def _cell_command(setting: Setting) -> str:
     method, data, name, _, _, *rest = experiment.arguments()  # without --seed
     words = ["ccfa", "sweep", method, "--ccfa", "on" if setting.ccfa else "off", "--orders", *ORDERS]
     return shlex.join([*words, "--seeds", str(SEED), data, name, *rest])
-
-
-def _line(*texts: str) -> str:
-    return f"| {' | '.join(texts)} |"
 
 
 def _commands(wanted: Wanted, running: Running) -> list[list[str]]:

@@ -122,7 +122,7 @@ def _run_shown(resolved: Resolved, directory: Run, running: Running, console: Co
                 audience: Audience = TensorBoard(directory, display) if running.tensorboard else display
                 return experiments.run(resolved, directory, running, audience, stop, new)
         except (Exception, Stopped) as ended:
-            _show_partial_page(directory, resolved, ended, console)
+            _show_page(directory, resolved, console, ended)
             raise
 
 
@@ -170,10 +170,13 @@ def sweep(
         return TensorBoard(directory, display) if running.tensorboard else display
 
     def on_end(outcome: Outcome) -> None:
-        show_end(outcome, console)
-        if outcome.report and results:
+        resolved, directory, report, error = outcome
+        if isinstance(error, CcfaError):
+            console.print(f"{directory.path.name}: {error}", soft_wrap=True)
+        _show_page(directory, resolved, console, error)
+        if report and results:
             try:
-                store_result(outcome.report, results)
+                store_result(report, results)
             except ResourceError as error:  # the other runs go on; repeating the command keeps this report
                 console.print(f"note: the report is not kept. {error}", soft_wrap=True)
 
@@ -192,17 +195,6 @@ def sweep(
         failed.exit_code = next(iter(swept.errors.values())).exit_code
         raise failed
     return [Run(out / name) for name in swept.reports]
-
-
-def show_end(outcome: Outcome, console: Console) -> None:
-    """Write the page of a run of a sweep and say where it is, and why the run failed, if it did."""
-    resolved, directory, _, error = outcome
-    if isinstance(error, CcfaError):
-        console.print(f"{directory.path.name}: {error}", soft_wrap=True)
-    if error:
-        _show_partial_page(directory, resolved, error, console)
-    else:
-        console.print(write_page(directory.path, resolved), soft_wrap=True)
 
 
 def comparisons(swept: Swept, out: Path) -> dict[Path, Comparison]:
@@ -233,8 +225,8 @@ def require_ready(running: Running) -> None:
         load_plugin(path)
 
 
-def _show_partial_page(directory: Run, resolved: Resolved, ended: BaseException, console: Console) -> None:
-    """Write the page of a run that ended early, if a stage is finished, and say where it is."""
+def _show_page(directory: Run, resolved: Resolved, console: Console, ended: BaseException | None) -> None:
+    """Write the page of a run that has finished a stage, and say where it is; not if another process has the run."""
     if not isinstance(ended, LockedError) and (directory.path / "report.json").exists():
         console.print(write_page(directory.path, resolved), soft_wrap=True)
 
