@@ -13,7 +13,7 @@ from PIL import Image
 from ccfa.errors import ModelError
 from ccfa.experiments import Run
 from ccfa.reporting import page as module
-from ccfa.reporting.page import Contents, read_pictures, strip, write_page, write_report
+from ccfa.reporting.page import Contents, read_pictures, strip, write_report
 from synthetic_runs import synthetic_resolved, synthetic_run
 
 NAMES = ["<script>alert(1)</script>", "{{ 7 * 7 }}", "{% include 'x' %}", "n" * 255, "🐟 \"'&", "caf\u00e9"]
@@ -173,12 +173,6 @@ def test_damage_becomes_a_note(run, name, noted, content):
     assert headline(page) == (["-"] * 4 if name == "report.json" else expected)
 
 
-def test_line_cut_off_is_left_out(run):
-    whole = Contents(run).epochs
-    run.append("metrics.jsonl", '{"stage": 2, "pha')
-    assert Contents(run).epochs == whole
-
-
 @pytest.mark.parametrize("content", [None, "{}", '{"experiment": {"method": 5}}'])
 def test_directory_of_no_run_is_refused(tmp_path, call, content):
     if content:
@@ -188,19 +182,14 @@ def test_directory_of_no_run_is_refused(tmp_path, call, content):
     assert "config.json" in errors
 
 
-def test_unfinished_and_resumed_runs_say_so(tmp_path, resolved):
+def test_unfinished_and_resumed_runs_say_so(tmp_path):
+    resolved = synthetic_resolved(["one", "two", "three"], increment=1, side=8)
     run = synthetic_run(tmp_path / "run", resolved, num_done=1, state="interrupted")
     record = {"checkpoint": 3, "differences": {"torch": ["2.12", "2.13"]}}
     run.write_json("environment.json", {**run.environment, "resumed": [record] * 2})
     page = text(write_report(run, resolved))
     assert "Interrupted: 1 of 3 stages, resumed 2 times" in page
     assert "-" in headline(page)  # forgetting of one stage
-
-
-def test_one_class_has_a_page(tmp_path):
-    alone = synthetic_resolved(["only"], increment=1, side=8)
-    run = synthetic_run(tmp_path / "run", alone)
-    assert "1 class in 1 stage " in text(write_report(run.path, alone))
 
 
 def test_many_classes_have_a_page(tmp_path):
@@ -231,16 +220,6 @@ def test_pictures_are_the_images_meant(tmp_path, resolved, num_done):
     assert kind == "data:image/png;base64"
     strip_of_all = np.asarray(Image.open(io.BytesIO(base64.b64decode(content))))
     np.testing.assert_array_equal(strip_of_all, np.hstack(pictures["mistakes"]))
-
-
-def test_page_that_fails_is_a_note(run, resolved, monkeypatch):
-    def full(path, content):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(module, "write_atomically", full)
-    line = write_page(run.path, resolved)
-    assert line.startswith("note:")
-    assert f"ccfa report {run.path}" in line
 
 
 @pytest.mark.parametrize(

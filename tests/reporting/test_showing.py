@@ -87,6 +87,7 @@ def test_a_page_that_fails_hides_no_error(tmp_path, console, fail, monkeypatch):
     with pytest.raises(ResourceError):
         shown(tmp_path / "run", console)
     assert "division by zero" in console.file.getvalue()
+    assert f"ccfa report {tmp_path / 'run'}" in console.file.getvalue()
 
 
 @pytest.fixture(scope="module")

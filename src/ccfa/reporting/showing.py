@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Screen
 
 from ccfa import experiments
 from ccfa.data import data_set
@@ -250,15 +250,15 @@ def show_finished(directory: Run, data_dir: Path | None, console: Console) -> No
 def show_result(report: Report, path: Path, resolved: Resolved | None, console: Console) -> None:
     """Show a run's result, write its page, and say where both are."""
     headings, rows = metrics_table(report)
-    table = Table(title=report.name, title_justify="left")
-    table.add_column(headings[0], no_wrap=True)
+    screen = Screen(title=report.name, title_justify="left")
+    screen.add_column(headings[0], no_wrap=True)
     for heading in headings[1:]:
-        table.add_column(heading, justify="right")
+        screen.add_column(heading, justify="right")
     is_wide = console.width >= WIDE
     if is_wide:  # the page has the definitions, too
-        table.add_column("definition")
+        screen.add_column("definition")
     for row, definition in zip(rows, DEFINITIONS.values(), strict=True):
-        table.add_row(*map(str, row), *([definition] if is_wide else []))
-    console.print(table)
+        screen.add_row(*map(str, row), *([definition] if is_wide else []))
+    console.print(screen)
     console.print(f"Run directory: {path}", soft_wrap=True)
     console.print(write_page(path, resolved), soft_wrap=True)
