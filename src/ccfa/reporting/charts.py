@@ -45,11 +45,7 @@ class Curve(NamedTuple):
 
 
 def ticks(values: Sequence[float], at_most: int = 6) -> list[float]:
-    """Choose round numbers that cover the values.
-
-    >>> ticks([3.0, 97.0])
-    [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
-    """
+    """Choose round numbers, at even distances, that cover the values."""
     low, high = min(values), max(values)
     if high - low < 1e-9 * max(1.0, abs(low)):
         margin = 0.1 * (abs(low) if abs(low) > 1e-6 else 1.0)

@@ -267,11 +267,7 @@ def compare_entries(entries: Sequence[Result], notes: Sequence[str] = ()) -> Com
 
 
 def scenario_name(sizes: Sequence[int]) -> str:
-    """Return the scenario of these stages, or the sizes themselves where no such name fits.
-
-    >>> scenario_name([50, 10, 10, 10, 10, 10]), scenario_name([10, 10]), scenario_name([5, 1, 2])
-    ('B50-inc10', 'B0-inc10', '5,1,2')
-    """
+    """Return the scenario of these stages, such as "B50-inc10", or the sizes themselves where no such name fits."""
     first, *later = sizes
     if not later or set(later[:-1]) - {later[0]} or later[-1] > later[0]:
         return ",".join(map(str, sizes))
@@ -443,25 +439,9 @@ def _parts(table: Table, width: int) -> list[list[int]]:
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> Path:
-    """Write a comparison into a folder: the page index.html, table.csv, table.md, table.tex and runs.csv.
+    """Write a comparison into a folder, and return the path of the page.
 
-    Args:
-        comparison: What `compare` returns.
-        folder: The folder, which is made if it does not exist. Files of an earlier comparison are replaced.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        UsageError: if the folder is a run directory.
-        ResourceError: if the folder or a file cannot be written.
-
-    >>> import tempfile
-    >>> comparison = compare(sorted(Path("results/cifar100-B50-inc10").glob("*.json")))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     page = write_comparison(comparison, Path(folder))
-    ...     sorted(path.name for path in page.parent.iterdir())
-    ['index.html', 'runs.csv', 'table.csv', 'table.md', 'table.tex']
+    The files are index.html, table.csv, table.md, table.tex and runs.csv; those of an earlier comparison are replaced.
     """
     if (folder / "config.json").exists():
         raise UsageError(f"{folder} is a run directory. Choose another folder for the comparison with --out.")

@@ -96,19 +96,6 @@ def write_figure(
         runs: Run directories; "accuracy" takes report files, too.
         out: The folder to write to; by default `figures` in the run or, for several runs, beside them.
         options: Where the data are, the device, the number of images and the seed.
-
-    Returns:
-        The paths of the four files, the caption, and notes on runs that were left out.
-
-    Raises:
-        UsageError: if the figure cannot be drawn of these runs.
-        ModelError: if a run is unfinished or damaged.
-
-    >>> import tempfile
-    >>> reports = sorted(Path("results/cifar100-B50-inc10").glob("*.json"))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [path.name for path in write_figure("accuracy", reports, Path(folder)).paths]
-    ['accuracy.png', 'accuracy.pdf', 'accuracy.csv', 'accuracy.txt']
     """
     options = options or FigureOptions()
     if options.num_images is not None and options.num_images < 2:

@@ -49,11 +49,7 @@ BEGIN, END = "<!-- main table: written by `ccfa table --write` -->", "<!-- end o
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which cells of the tables to work on, and the folders to use.
-
-    >>> [cell.value for cell in Wanted("main", rows=("PODNet*",), columns=("5 tasks",)).cells()]
-    [64.62]
-    """
+    """Which cells of the tables to work on, and the folders to use."""
 
     name: str = ""  # of a table; every table if empty
     rows: tuple[str, ...] = ()  # labels or methods; every row if empty
