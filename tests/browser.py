@@ -57,9 +57,8 @@ def requests(browser):
 
 
 def screenshot(browser):
-    """The whole page as PNG bytes."""
-    taken = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
-    return base64.b64decode(taken["data"])
+    """What the window shows, as PNG bytes."""
+    return base64.b64decode(browser.execute_cdp_cmd("Page.captureScreenshot", {})["data"])
 
 
 def tip(browser):

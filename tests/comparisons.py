@@ -8,8 +8,8 @@ import numpy as np
 
 from ccfa.evaluation import METRICS, Numbers, Report
 from ccfa.experiments import Experiment
+from ccfa.experiments.ledger import Result
 from ccfa.experiments.options import plain
-from ccfa.reporting.comparison import Entry
 
 SIZES = (4, 3, 3)
 
@@ -19,6 +19,7 @@ def config(
 ):
     """A configuration as config.json holds it; options change the resolved method, as they do in earnest."""
     options, classes = options or {}, order or list(range(sum(sizes)))
+    scenario = ",".join(map(str, sizes))
     phase = {"epochs": 20, "lr": 0.1}
     phase |= {name: json.loads(text) for name, text in options.items() if not name.startswith("ccfa.")}
     resolved = {
@@ -29,7 +30,9 @@ def config(
         "predict": "by_nearest_mean" if method == "icarl" else "by_logits",
     }
     return {
-        "experiment": plain(Experiment(method, ccfa, data=data, seed=seed, options=options, **given)),
+        "experiment": plain(
+            Experiment(method, ccfa, data=data, scenario=scenario, seed=seed, options=options, **given)
+        ),
         "resolved": {
             "method": resolved,
             "stage_sizes": list(sizes),
@@ -59,7 +62,7 @@ def entry(path="runs/a", value=0.5, finished=True, environment=None, seconds=10.
         seconds=seconds,
         finished=finished,
     )
-    return Entry(Path(path), report)
+    return Result(Path(path), report)
 
 
 ALONE = {0: 0.6012, 1: 0.6234, 2: 0.5871}

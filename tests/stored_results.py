@@ -21,7 +21,10 @@ def result_report(setting: Setting, order: str, value: float, seed: int = 1) -> 
     return replace(
         report,
         name=experiment.name,
-        config={"experiment": plain(experiment), "resolved": {**report.config["resolved"], "method": method}},
+        config={
+            "experiment": plain(experiment),
+            "resolved": {**report.config["resolved"], "method": method, "class_order": [order]},
+        },
         rules={report.own: Numbers([value] * len(report.overall), dict.fromkeys(METRICS, value))},
         environment={**report.environment, "commit": "0123456789ab", "at_once": 8},
     )

@@ -27,7 +27,7 @@ def test_only_kernels_and_acceleration_know_cuda():
     outside = [name for name, text in TEXTS.items() if KNOWS_CUDA.search(text) and not name.startswith("kernels/")]
     assert outside == [
         "learning/acceleration.py",
-        "reporting/doctor.py",  # lists the GPUs of the machine
+        "reporting/inventory.py",  # lists the GPUs of the machine
     ]
 
 

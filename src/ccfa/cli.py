@@ -152,8 +152,7 @@ class Compare:
     """The folder of the page and of the table as CSV, Markdown and LaTeX; by default comparison/ beside the runs."""
 
     def __call__(self, console: "Console") -> None:
-        from ccfa.reporting.comparison import common_folder, compare
-        from ccfa.reporting.comparison_page import show_comparison
+        from ccfa.reporting.comparison import common_folder, compare, show_comparison
 
         comparison = compare(self.runs)
         show_comparison(comparison, self.out or common_folder(comparison.entries), console)
@@ -222,7 +221,7 @@ class List:
     """A Python file that registers methods, backbones or data sets of your own."""
 
     def __call__(self, console: "Console") -> None:
-        from ccfa.reporting.tables import catalogue
+        from ccfa.reporting.inventory import catalogue
 
         _load(self.plugin)
         for table in catalogue(self.what):
@@ -237,7 +236,7 @@ class Doctor:
     """Where to look for CIFAR-100; by default $CCFA_DATA."""
 
     def __call__(self, console: "Console") -> None:
-        from ccfa.reporting.doctor import findings
+        from ccfa.reporting.inventory import findings
 
         for line in findings(self.data_dir):
             console.print(line, soft_wrap=True)

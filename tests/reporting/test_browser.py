@@ -11,8 +11,7 @@ from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 
 from browser import look, requests, screenshot, start_browser, tip
-from ccfa.reporting.comparison import compare_entries
-from ccfa.reporting.comparison_page import write_comparison
+from ccfa.reporting.comparison import compare_entries, write_comparison
 from ccfa.reporting.page import write_report
 from comparisons import entry, podnets
 from synthetic_runs import synthetic_resolved, synthetic_run
@@ -35,7 +34,7 @@ def pages(tmp_path_factory):
     folder, paths = tmp_path_factory.mktemp("pages"), {}
     for name, names, epochs in (
         ("small", [str(label) for label in range(6)], 4),
-        ("large", [*HOSTILE, *(f"class {number}" for number in range(95))], 40),
+        ("large", [*HOSTILE, *(f"class {number}" for number in range(95))], 10),
     ):
         resolved = synthetic_resolved(names, side=32 if name == "large" else 8)
         paths[name] = write_report(synthetic_run(folder / name, resolved, epochs=epochs), resolved)

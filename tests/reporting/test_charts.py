@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ccfa.reporting.charts import Curve, bar_chart, heat_map, line_figure, ticks
+from ccfa.reporting.charts import Curve, heat_map, line_figure, ticks
 
 HOSTILE = "<b>&\"'</b>"
 
@@ -56,17 +56,10 @@ def test_band_spans_low_to_high():
     assert heights[3] - heights[0] == pytest.approx(5 * (heights[2] - heights[1]), abs=0.3)
 
 
-def test_bars_show_value_and_spread():
-    chart = bar_chart([("a", 60.0, 1.5), ("b", 30.0, math.nan)], "l")
-    assert "60.0 ± 1.5" in chart
-    assert len(drawn(chart).findall(".//line[@class='whisker']")) == 1
-
-
 @pytest.mark.parametrize(
     "chart",
     [
         line_figure(HOSTILE, "", HOSTILE, [1], [Curve(HOSTILE, [1.0]), Curve("b", [2.0])], HOSTILE).chart,
-        bar_chart([(HOSTILE, 1.0, 1.0)], HOSTILE),
         heat_map(np.ones((1, 1)), [HOSTILE], HOSTILE, HOSTILE, HOSTILE),
     ],
 )
@@ -81,7 +74,7 @@ def test_nothing_to_draw_gives_no_chart():
         == line_figure("t", "m", "x", [1], [Curve("a", [math.nan])]).chart
         == ""
     )
-    assert bar_chart([], "l") == heat_map(np.empty((0, 0)), [], "l", "r", "c") == ""
+    assert heat_map(np.empty((0, 0)), [], "l", "r", "c") == ""
 
 
 def test_heat_map_paints_each_cell():

@@ -1,7 +1,12 @@
-"""Which runs are of one experiment, their means and gains, and what is refused."""
+"""Which runs are of one experiment, their means and gains, what is refused, and one table in five formats."""
 
+import csv
 import dataclasses
+import io
+import math
 import os
+import re
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +14,7 @@ import pytest
 
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import parse_scenario
-from ccfa.errors import ModelError, UsageError
+from ccfa.errors import ModelError, ResourceError, UsageError
 from ccfa.experiments.building import experiment_method
 from ccfa.experiments.options import describe, schema
 from ccfa.methods import METHODS
@@ -18,12 +23,24 @@ from ccfa.reporting.comparison import (
     common_folder,
     compare,
     compare_entries,
+    comparison_page,
+    definitions,
     gather,
+    print_comparison,
+    runs_table,
     scenario_name,
+    summary_table,
     without_ccfa,
+    write_comparison,
 )
+from ccfa.reporting.tables import Table, Value, to_csv, to_latex, to_markdown
+from ccfa.reporting.terminal import Output
 from ccfa.settings import Experiment
 from comparisons import ALONE, PLUGGED, entry, podnets, store
+
+CIFAR = {"data": "cifar100", "sizes": (50, 10, 10, 10, 10, 10)}
+FILES = {"index.html", "table.csv", "table.md", "table.tex", "runs.csv"}
+HOSTILE = r"""<script>alert(1)</script> | & % $ # _ { } ~ ^ \ " ` * [x](y)"""
 
 
 def named(comparison):
@@ -178,6 +195,9 @@ def test_published_values_are_of_the_same_setting():
     assert [line.published for line in comparison.lines] == [64.62, None, 67.24, None], "the paper has no 5 epochs"
     assert comparison.cited == {"Mnemonics": 63.34, "TPCIL": 65.34, "GeoDL": 65.34}
     assert comparison.title == "cifar100 · B50-inc10"
+    headings, rows = summary_table(comparison)
+    shown = [row[headings.index("published")] for row in rows]
+    assert shown == ["64.62", "", "67.24", "", "63.34", "65.34", "65.34"]
     assert compare_entries([entry("a")]).cited == {}
     paper["sizes"] = (50, *[1] * 50)
     typed, fewer = (compare_entries([entry("a", options={"memory": memory}, **paper)]) for memory in ("20", "5"))
@@ -236,7 +256,7 @@ def test_damaged_report_is_named(tmp_path, content):
 
 def test_nothing_to_compare_is_an_error(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="ccfa compare"):
+    with pytest.raises(UsageError, match="run directory"):
         compare([])
     for name in ("nothing", "empty"):
         with pytest.raises(ModelError, match=name):
@@ -254,3 +274,166 @@ def test_nothing_to_compare_is_an_error(tmp_path):
 )
 def test_page_goes_beside_the_runs(paths, folder):
     assert common_folder([entry(path) for path in paths]) == Path(folder) / "comparison"
+
+
+def numbers(cells):
+    """All numbers of a row's cells in order, the name left out."""
+    return [found for cell in list(cells)[1:] for found in re.findall(r"[+-]?\d+(?:\.\d+)?", cell)]
+
+
+def from_csv(text):
+    return [list(filter(None, row)) for row in list(csv.reader(io.StringIO(text)))[1:]]
+
+
+def from_markdown(text):
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def from_latex(text):
+    body = text.split("\\midrule\n")[1].split("\\bottomrule")[0]
+    return [[cell.strip() for cell in line.removesuffix(" \\\\").split(" & ")] for line in body.splitlines()]
+
+
+def from_html(text):
+    rows = re.findall(r"<tr>(.*?)</tr>", text[: text.index("</table>")])
+    return [[unescape(cell) for cell in re.findall(r"<t[hd][^>]*>([^<]*)<", row)] for row in rows[1:]]
+
+
+def printed(comparison, width=400):
+    console = Output(file=io.StringIO(), width=width)
+    print_comparison(comparison, console)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [*podnets(), entry("runs/u", 0.4, method="ucir")],
+        [entry("runs/a", 0.5), entry("runs/b", 0.4, ccfa=True)],
+        podnets(**CIFAR),
+        [entry("runs/a", math.nan, sizes=(10,))],
+    ],
+)
+def test_every_format_has_the_same_numbers(runs):
+    comparison = compare_entries(runs)
+    table = summary_table(comparison)
+    lines = printed(comparison).splitlines()
+    read = {
+        "csv": from_csv(to_csv(table)),
+        "markdown": from_markdown(to_markdown(table, comparison.title, "note")),
+        "latex": from_latex(to_latex(table, comparison.title, "note")),
+        "html": from_html(comparison_page(comparison)),
+        "terminal": [re.split(r" {2,}", line.strip()) for line in lines[3 : 3 + len(table.rows)]],
+    }
+    expected = [(row[0], numbers(map(str, row))) for row in table.rows]
+    for form, rows in read.items():
+        assert [(row[0], numbers(row)) for row in rows] == expected, form
+    columns = set(table.headings) - {"method", "runs", "pairs"}
+    assert {line.split(":")[0].strip() for line in definitions(table)} == columns | {"±"}
+
+
+def test_single_runs_remain_visible():
+    headings, rows = runs_table(compare_entries([*podnets(), entry("runs/x", seed=9, finished=False)]))
+    shown = {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
+    assert [shown[f"runs/p{seed}"]["average"] for seed in ALONE] == [f"{100 * value:.2f}" for value in ALONE.values()]
+    assert (shown["runs/x"]["seed"], shown["runs/x"]["stages"]) == (9, "2 of 3")
+
+
+def test_csv_keeps_mean_and_spread_apart():
+    rows = [["x, y", Value(1.0, 0.5), Value(2.0, math.nan)], ["z", "", Value(-3.0, math.nan)]]
+    text = to_csv(Table(["method", "a", "b"], rows))
+    assert text == 'method,a,a spread,b\r\n"x, y",1.00,0.50,2.00\r\nz,,,-3.00\r\n'
+
+
+def test_hostile_names_mean_themselves():
+    comparison = compare_entries([entry("=2+2", method=HOSTILE, data=HOSTILE + "\n\\input{x}")])
+    table = summary_table(comparison)
+    assert from_csv(to_csv(table))[0][0] == HOSTILE
+    assert from_csv(to_csv(runs_table(comparison)))[0][0] == "'=2+2", "no formula"
+    for line in (line for line in to_markdown(table, comparison.title, "note").splitlines() if line.startswith("|")):
+        assert len(re.findall(r"(?<!\\)\|", line)) == len(table.headings) + 1
+        assert not re.search(r"(?<!\\)[<`*]", line.replace("---", ""))
+    latex = to_latex(table, comparison.title, "note").splitlines()
+    assert all(line.startswith("%") for line in latex[:2]), "a line break does not end the comment"
+    (row,) = (line for line in latex if line.startswith(r"\textless{}script"))
+    assert len(re.findall(r"(?<!\\)&", row)) == len(table.headings) - 1
+    assert not re.search(r"(?<!\\)[%#_]", row)
+    assert "<script>alert" not in comparison_page(comparison)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_number_is_cut(width):
+    comparison = compare_entries([*podnets(), entry("runs/x", 0.25, options={"epochs": "5", "a_long_option": "1.5"})])
+    text = printed(comparison, width)
+    table = text[: text.index("± :")]
+    assert max(map(len, text.splitlines())) <= width
+    for name, *cells in summary_table(comparison).rows:
+        assert all(str(cell) in table for cell in cells)
+        assert all(part in re.sub(r"\s+", "", table) for part in re.findall(r"\w+", name))
+
+
+@pytest.mark.parametrize(
+    ("runs", "titles"),
+    [
+        ([*podnets(), entry("runs/u", method="ucir")], ["All methods"]),
+        ([entry(f"runs/{at}", method=f"method-{at}") for at in range(6)], [f"method-{at}" for at in range(6)]),
+        ([entry("runs/a", finished=False)], []),
+    ],
+)
+def test_figures_have_their_numbers(runs, titles):
+    comparison = compare_entries(runs)
+    text = comparison_page(comparison)
+    labels = re.findall(r'<svg[^>]*aria-label="([^"]*)"', text)
+    assert [label.split(" over ")[0] for label in labels if " points: " in label] == titles
+    assert text.count("<figure") == text.count('<details class="data">') == len(labels)
+    assert all(str(value) in text for line in comparison.lines for value in line.curve)
+    assert all(str(run.path) in text for run in comparison.entries)
+    assert set(re.findall(r'(?:src|href)="([^":]*)"', text)) == FILES - {"index.html"}
+
+
+def test_all_files_are_written_and_replaced(tmp_path, monkeypatch):
+    for value in (0.5, 0.75):
+        written = write_comparison(compare_entries([entry("runs/a", value)]), tmp_path / "new" / "page")
+    assert written == tmp_path / "new" / "page" / "index.html"
+    before = {path.name: path.read_bytes() for path in written.parent.iterdir()}
+    assert before.keys() == FILES
+    assert all(b"75.00" in content for content in before.values())
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ResourceError):
+        write_comparison(compare_entries([entry("a", 0.25)]), written.parent)
+    assert {path.name: path.read_bytes() for path in written.parent.iterdir()} == before
+
+
+def test_run_directory_is_no_place(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="run directory"):
+        write_comparison(compare_entries([entry()]), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_command_prints_and_writes_beside_the_runs(call, tmp_path):
+    runs = tmp_path / "runs"
+    for seed, value in ALONE.items():
+        store(runs / f"p{seed}", value, seed=seed)
+        store(runs / f"c{seed}", PLUGGED[seed], seed=seed, ccfa=True)
+    for _ in range(2):  # the second time its own page is among what the glob catches
+        code, out, err = call("compare", *sorted(runs.iterdir()))
+        assert (code, err) == (0, "")
+        assert all(text in out for text in ("60.39 ± 1.83", "+1.52 ± 1.32", str(runs / "comparison" / "index.html")))
+    assert {path.name for path in (runs / "comparison").iterdir()} == FILES
+    assert call("compare", runs / "p0", "--out", "here")[0] == 0
+    assert {path.name for path in (tmp_path / "here").iterdir()} == FILES
+
+
+def test_table_is_printed_if_it_cannot_be_written(call, tmp_path):
+    store(tmp_path / "a")
+    (tmp_path / "file").write_text("mine")
+    code, out, err = call("compare", "a", "--out", "file/page")
+    assert code == 5
+    assert "50.00" in out
+    assert "file/page" in err

@@ -20,12 +20,14 @@ SUFFIXES = ("png", "pdf", "csv", "txt")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return digit_run(tmp_path_factory.mktemp("runs") / "ccfa", ccfa=True).path
+    untrained = {"epochs": "0", "balanced_epochs": "0"}
+    return digit_run(tmp_path_factory.mktemp("runs") / "ccfa", ccfa=True, options=untrained).path
 
 
 @pytest.fixture
-def made_up(tmp_path):
-    """Writes run directories with nothing but a report."""
+def made_up(tmp_path, monkeypatch):
+    """Writes run directories with nothing but a report; figures of them are not rendered."""
+    monkeypatch.setattr(figures.Figure, "savefig", lambda *arguments, **options: None)
     return lambda *choices: [store(tmp_path / f"run-{at}", **choice) for at, choice in enumerate(choices)]
 
 
@@ -45,7 +47,7 @@ def test_files_are_whole_and_repeat(run, kind, monkeypatch, tmp_path):
     png, pdf, _, caption = written.paths
     with Image.open(png) as image:
         assert image.info["dpi"] == pytest.approx((300, 300), abs=0.1)
-        assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 20
+        assert len(image.convert("RGB").getcolors(2**24)) > 20
     content = pdf.read_bytes()
     assert content.rstrip().endswith(b"%%EOF")
     assert b"/FontFile2" in content  # TrueType outlines are embedded
@@ -106,7 +108,7 @@ def require_room(figure):
         assert box.y1 <= figure.bbox.y1
 
 
-@pytest.mark.parametrize(("num_panels", "num_methods"), [(1, 1), (1, 7), (2, 1), (2, 7), (3, 7), (4, 1), (5, 7)])
+@pytest.mark.parametrize(("num_panels", "num_methods"), [(1, 1), (1, 7), (2, 7), (4, 1), (5, 7)])
 def test_curves_do_not_overlap(num_panels, num_methods):
     rows = [
         {"name": f"method-{name}{' + CCFA' * ccfa}", "x": x, "mean": 90 - 0.4 * x, "spread": 0.0}
@@ -118,7 +120,7 @@ def test_curves_do_not_overlap(num_panels, num_methods):
     assert all(axes.get_window_extent().height > 60 for axes in figure.axes)  # points, of 72 an inch
 
 
-def test_class_names_fit_and_are_no_formula(made_up):
+def test_class_names_fit_and_are_no_formula(tmp_path):
     names = {number: f"aquarium fish {number}" for number in range(9)} | {9: r"$\undefined{$"}
     random = np.random.default_rng(0)
     points = [
@@ -127,7 +129,7 @@ def test_class_names_fit_and_are_no_formula(made_up):
         for kind in analyses.KINDS
     ]
     require_room(draw_plane(points, names))
-    assert write_figure("accuracy", made_up({"data": r"a$\frac{$b"})).paths
+    assert write_figure("accuracy", [store(tmp_path / "run", data=r"a$\frac{$b")]).paths
 
 
 def test_curves_differ_without_colour():
@@ -162,7 +164,7 @@ def test_missing_matplotlib_names_the_extra(made_up, monkeypatch, call):
 @pytest.mark.parametrize(
     ("kind", "choices", "options", "error", "word"),
     [
-        ("accuracy", [], {}, UsageError, "ccfa figure accuracy"),
+        ("accuracy", [], {}, UsageError, "run directory"),
         ("tsne", [{}, {"seed": 1}], {}, UsageError, "one run"),
         ("cka", [{}], {"num_images": 1}, UsageError, "--images 1"),
         ("tsne", [{}], {"seed": 2**32}, UsageError, "seed"),

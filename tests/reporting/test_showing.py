@@ -2,22 +2,32 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from ccfa.errors import DivergedError, LockedError, ResourceError, UsageError
+from ccfa.errors import LockedError, ResourceError, UsageError
+from ccfa.evaluation import DEFINITIONS, Numbers, Report
 from ccfa.experiments import Experiment, Run
 from ccfa.experiments.run_directory import locked
-from ccfa.experiments.sweep import Outcome, Swept
-from ccfa.reporting.showing import _run_shown, comparisons, failure, require_ready, show_end, show_finished
+from ccfa.experiments.sweep import Swept
+from ccfa.reporting.showing import (
+    _run_shown,
+    _show_page,
+    comparisons,
+    require_ready,
+    show_finished,
+    show_result,
+)
+from ccfa.reporting.tables import percent, plain
 from ccfa.reporting.terminal import Output
 from ccfa.settings import Running
 from comparisons import entry, podnets
 from toy_runs import toy_resolved, toy_run
 
-SWEEP = ("sweep", "finetune", "replay", "--ccfa", "off", "--scenario", "6,2,2", "--seeds", "0", "--set", "epochs=1")
-NAMES = [Experiment(name, scenario="6,2,2", options={"epochs": "1"}).name for name in ("finetune", "replay")]
+SWEEP = ("sweep", "finetune", "replay", "--ccfa", "off", "--scenario", "6,2,2", "--seeds", "0", "--set", "epochs=0")
+NAMES = [Experiment(name, scenario="6,2,2", options={"epochs": "0"}).name for name in ("finetune", "replay")]
 
 
 @pytest.fixture
@@ -41,6 +51,29 @@ def test_a_run_that_ends_early_has_a_page(tmp_path, console, fail, fault, kind):
     assert "1 of 3 stages" in (tmp_path / "run" / "report.html").read_text()
 
 
+VALUES = {name: (index + 1) / 10 + 0.00123 for index, name in enumerate(DEFINITIONS)}
+RULES = {"logits": Numbers([0.5], {"last_accuracy": 0.4321}), "nearest_mean": Numbers([0.5], VALUES)}
+REPORT = Report("a [bold] name", {}, [2], "nearest_mean", RULES, {}, 12.4, finished=True)
+
+
+@pytest.mark.parametrize("width", [80, 400])
+def test_metrics_of_every_rule(tmp_path, width):
+    console = Output(file=io.StringIO(), width=width)
+    show_result(REPORT, tmp_path, None, console)
+    text = console.file.getvalue().partition("Run directory")[0]
+    assert REPORT.name in text
+    assert max(map(len, text.splitlines())) <= width
+    assert text.index("nearest mean (own rule)") < text.index("by logits")
+    rows = {row[0]: row[1:] for row in map(cells, text.splitlines())}
+    for name, definition in DEFINITIONS.items():
+        values = [percent(VALUES[name]), "43.21" if name == "last_accuracy" else "-"]
+        assert rows[plain(name)] == [*values, definition][: 3 if width == 400 else 2]
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("│ ").split("│")]
+
+
 def test_a_run_without_a_stage_has_no_page(tmp_path, console, fail):
     fail("step:2:raise")
     with pytest.raises(RuntimeError):
@@ -54,20 +87,27 @@ def test_a_page_that_fails_hides_no_error(tmp_path, console, fail, monkeypatch):
     with pytest.raises(ResourceError):
         shown(tmp_path / "run", console)
     assert "division by zero" in console.file.getvalue()
+    assert f"ccfa report {tmp_path / 'run'}" in console.file.getvalue()
 
 
-def test_no_page_where_another_process_works(tmp_path, console):
-    resolved = toy_resolved()
-    toy_run(tmp_path / "run", resolved)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("toy") / "run"
+    toy_run(path)
+    return path
+
+
+def test_no_page_where_another_process_works(finished, tmp_path, console):
+    shutil.copytree(finished, tmp_path / "run")
     with locked(tmp_path / "run"):
-        show_end(Outcome(resolved, Run(tmp_path / "run"), Run(tmp_path / "run").report()), console)
+        _show_page(Run(tmp_path / "run"), toy_resolved(), console, None)
         with pytest.raises(LockedError):
             shown(tmp_path / "run", console)
     assert not (tmp_path / "run" / "report.html").exists()
 
 
 def test_missing_pictures_are_made_again(call, tmp_path):
-    call("run", "replay", "--scenario", "5,5", "--set", "epochs=1", "--out", "run")
+    call("run", "replay", "--scenario", "5,5", "--set", "epochs=0", "--out", "run")
     page = (tmp_path / "run" / "report.html").read_bytes()
     assert page.count(b"data:image/png") > 3
     (tmp_path / "run" / "pictures.npz").unlink()
@@ -77,9 +117,9 @@ def test_missing_pictures_are_made_again(call, tmp_path):
 
 
 @pytest.mark.parametrize("data", ["cifar100", "gone"])
-def test_without_data_the_page_has_no_pictures(tmp_path, console, monkeypatch, data):
+def test_without_data_the_page_has_no_pictures(finished, tmp_path, console, monkeypatch, data):
     monkeypatch.setenv("CCFA_DATA", str(tmp_path))  # where it would be downloaded to
-    toy_run(tmp_path / "run")
+    shutil.copytree(finished, tmp_path / "run")
     directory = Run(tmp_path / "run")
     config = directory.read_json("config.json")
     config["experiment"]["data"] = data if data == "cifar100" else str(tmp_path / data)
@@ -121,12 +161,10 @@ def test_failed_runs_are_named_and_others_compared(call, tmp_path, fail):
 
 
 def test_the_first_failure_decides_the_code(call, fail):
-    fail("step:1:oom,step:2:raise")
+    fail("evaluate:1:oom,evaluate:2:raise")
     code, out, err = call(*SWEEP, "--out", "out")
     assert code == 5
     assert all(name in out and name in err for name in NAMES)
-    error = failure({"b": DivergedError("too steep"), "a": ResourceError("full")})
-    assert error.exit_code == 6
 
 
 def test_a_stopped_sweep_leaves_pages(call, tmp_path, fail):

@@ -4,9 +4,9 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,18 +34,42 @@ SLOWER = {"aanet": 2.0, "il2a": 8.7}  # roughly how much longer a step of other 
 DECIMALS = 6  # of stored accuracies
 
 
-class Result(NamedTuple):
-    """A finished run: the file of its report, and what it measured."""
+@dataclass(frozen=True)
+class Result:
+    """A run: its directory or the file of its report, and what came out."""
 
     path: Path
     report: Report
-    experiment: Experiment
-    setting: Setting
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        return experiment_of(self.report.config)
+
+    @cached_property
+    def setting(self) -> Setting | None:
+        """The setting, if the paper's tables can have it."""
+        return setting_of(self.report.config["experiment"])
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """What the experiment resolved to: the method in full, stages, class order, sizes of the data."""
+        return dict(self.report.config["resolved"])
 
     @property
     def order(self) -> str:
         """The name of the class order."""
         return self.experiment.order or data_set(self.experiment.data).order
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], int, int]:
+        """Class order and seeds: what differs between runs that are averaged."""
+        seed, batch_seed = self.experiment.seed, self.experiment.batch_seed
+        return tuple(self.resolved["class_order"]), seed, seed if batch_seed is None else batch_seed
+
+    @property
+    def average(self) -> float:
+        """The average incremental accuracy in percent, by the method's own rule."""
+        return 100 * self.report.metrics["average_incremental_accuracy"]
 
     @property
     def gpu_minutes(self) -> float:
@@ -74,14 +98,13 @@ def read_results(folder: Path) -> list[Result]:
     for path in sorted(folder.rglob("*.json")):
         try:
             report = Report.from_json(path.read_text())
-            experiment = experiment_of(report.config)
+            result = Result(path, report)
+            experiment = result.experiment
         except (ModelError, OSError, UnicodeDecodeError) as error:
             warnings.warn(Notice(f"{path} is left out: {error}"), stacklevel=2)
             continue
-        setting = setting_of(report.config["experiment"])
-        if setting is None or not report.finished:
+        if result.setting is None or not report.finished:
             continue
-        result = Result(path, report, experiment, setting)
         if not _agree(report.config.get("resolved", {}).get("method"), describe(experiment_method(experiment))):
             reason = "this version builds another method from its options"
             warnings.warn(Notice(f"{path} is left out: {reason}."), stacklevel=2)

@@ -1,4 +1,4 @@
-"""Charts of the pages as inline SVG: lines with bands, bars, heat maps.
+"""Charts of the pages as inline SVG: lines with bands, and heat maps.
 
 Colours are the CSS classes c0 to c7. A part that reacts to the mouse is a group `hit` with its values in a <title>;
 a heat map carries its values as attributes. The page's script shows both, and without the script the titles still do.
@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from ccfa.reporting.values import number
+from ccfa.reporting.tables import Table, number
 
 WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 42  # margins
@@ -23,14 +23,9 @@ MAX_DOTS = 60  # of a line
 NUM_SHADES = 32  # of a heat map
 MAX_CELLS_WITH_NUMBERS = 14  # on a side; smaller cells have no room
 
-Table = tuple[list[str], list[list[str]]]
-
 
 class Figure(NamedTuple):
-    """A chart with its title, the sentence that defines its number, and its data as a table.
-
-    The chart is empty where nothing was recorded.
-    """
+    """A chart, empty where nothing was recorded, with its title, what its numbers mean, and its data."""
 
     title: str
     meaning: str
@@ -50,11 +45,7 @@ class Curve(NamedTuple):
 
 
 def ticks(values: Sequence[float], at_most: int = 6) -> list[float]:
-    """Choose round numbers that cover the values.
-
-    >>> ticks([3.0, 97.0])
-    [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
-    """
+    """Choose round numbers, at even distances, that cover the values."""
     low, high = min(values), max(values)
     if high - low < 1e-9 * max(1.0, abs(low)):
         margin = 0.1 * (abs(low) if abs(low) > 1e-6 else 1.0)
@@ -103,54 +94,28 @@ def line_figure(
     parts.append(_turned_text((TOP + HEIGHT - BOTTOM) / 2, y_label))
     parts += [_line("mark", across(place), across(place), TOP, HEIGHT - BOTTOM) for place in marks]
     places = [across(place) for place in x]
-    styles = [
-        f"c{(at if one.colour is None else one.colour) % NUM_COLOURS}{' dashed' if one.dashed else ''}"
-        for at, one in enumerate(curves)
-    ]
-    for one, style in zip(curves, styles, strict=True):
+    bands, lines, legend = [], [], []
+    for at, one in enumerate(curves):
+        colour = at if one.colour is None else one.colour
+        style = f"c{colour % NUM_COLOURS}{' dashed' if one.dashed else ''}"
         edge = [*zip(places, one.high, strict=False), *reversed([*zip(places, one.low, strict=False)])]
         points = " ".join(f"{place:.1f},{up(value):.1f}" for place, value in edge if math.isfinite(value))
-        parts.append(f'<polygon class="band {style}" points="{points}"/>' if points else "")
-    parts += [_drawn(places, one.y, up, style) for one, style in zip(curves, styles, strict=True)]
+        bands.append(f'<polygon class="band {style}" points="{points}"/>' if points else "")
+        lines.append(_drawn(places, one.y, up, style))
+        legend.append(Markup('<li><i class="swatch {}"></i>{}</li>').format(style, one.name))
+    parts += [*bands, *lines]
     edges = [LEFT, *((a + b) / 2 for a, b in pairwise(places)), WIDTH - RIGHT]
     for at, place in enumerate(x):
-        values = [(one.name, number(one.y[at], unit, decimals)) for one in curves if math.isfinite(one.y[at])]
+        values = [f"{one.name}: {number(one.y[at], unit, decimals)}" for one in curves if math.isfinite(one.y[at])]
         area = _rect("area", edges[at], TOP, edges[at + 1] - edges[at], HEIGHT - TOP - BOTTOM)
         guide = _line("guide", places[at], places[at], TOP, HEIGHT - BOTTOM)
-        parts.append(
-            _hit(area + guide, "\n".join([f"{x_label} {place}", *(f"{name}: {text}" for name, text in values)]))
-        )
+        tip = "\n".join([f"{x_label} {place}", *values])
+        parts.append(f'<g class="hit">{area}{guide}<title>{escape(tip)}</title></g>')
     ends = [f"{one.name} from {number(one.y[0], unit)} to {number(one.y[-1], unit)}" for one in curves]
     label = f"{title} over {len(x)} points: {'; '.join(ends)}."
     rows = [[str(place), *(number(one.y[at], decimals=decimals) for one in curves)] for at, place in enumerate(x)]
-    legend = _legend([(one.name, style) for one, style in zip(curves, styles, strict=True)])
-    return Figure(title, meaning, legend + _svg(parts, label), ([x_label, *(one.name for one in curves)], rows))
-
-
-def bar_chart(
-    bars: Sequence[tuple[str, float, float]], label: str, decimals: int = 1, colours: Sequence[int] = ()
-) -> Markup:
-    """Draw horizontal bars: name, value, and the spread as a whisker (NaN for none)."""
-    reach = [value + sign * np.nan_to_num(spread) for _, value, spread in bars for sign in (-1, 1)]
-    x_ticks = ticks([0.0, *reach])
-    row, top = 34, 6
-    bottom = top + row * len(bars)
-    across = _scale(x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT)
-    parts = [
-        _line("grid", across(tick), across(tick), top, bottom) + _text(across(tick), bottom + 18, f"{tick:g}", "middle")
-        for tick in x_ticks
-    ]
-    for place, (name, value, spread) in enumerate(bars):
-        y, colour = top + row * place, colours[place] if colours else 0
-        left, right = sorted((across(0), across(value)))
-        drawn = _rect(f"fill c{colour}", left, y + 18, right - left, 10)
-        shown = number(value, decimals=decimals)
-        if not math.isnan(spread):
-            drawn += _line("whisker", across(value - spread), across(value + spread), y + 23, y + 23)
-            shown += f" ± {spread:.{decimals}f}"
-        drawn += _text(LEFT, y + 13, name, "start", "name") + _text(WIDTH - RIGHT, y + 13, shown, "end", "name")
-        parts.append(_hit(drawn, f"{name}: {shown}"))
-    return _svg(parts, label, bottom + 26) if bars else Markup("")
+    names = Markup('<ul class="legend">{}</ul>').format(Markup("").join(legend)) if len(legend) > 1 else Markup("")
+    return Figure(title, meaning, names + _svg(parts, label), Table([x_label, *(one.name for one in curves)], rows))
 
 
 def heat_map(
@@ -225,7 +190,6 @@ def _cells(shades: NDArray[np.float64]) -> str:
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    """Return the function from a value between low and high to its pixel between start and end."""
     return lambda value: start + (end - start) * (value - low) / ((high - low) or 1.0)
 
 
@@ -246,20 +210,11 @@ def _tick_label(value: float) -> str:
     return f"{value / 1000:g}k" if 10_000 <= abs(value) < 1e7 else f"{value:g}"
 
 
-def _legend(names: Sequence[tuple[str, str]]) -> Markup:
-    items = [Markup('<li><i class="swatch {}"></i>{}</li>').format(style, name) for name, style in names]
-    return Markup('<ul class="legend">{}</ul>').format(Markup("").join(items)) if len(items) > 1 else Markup("")
-
-
 def _svg(parts: Sequence[str], label: str, height: int = HEIGHT, attributes: str = "") -> Markup:
     return Markup(
         f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" tabindex="0" aria-label="{escape(label)}"'
         f"{attributes}>{''.join(parts)}</svg>"
     )
-
-
-def _hit(drawn: str, tip: str) -> str:
-    return f'<g class="hit">{drawn}<title>{escape(tip)}</title></g>'
 
 
 def _line(kind: str, x1: float, x2: float, y1: float, y2: float) -> str:

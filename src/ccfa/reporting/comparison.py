@@ -1,4 +1,7 @@
-"""Runs side by side: which of them repeat one experiment, their means and spreads, and the gain of CCFA."""
+"""Runs side by side: which of them repeat one experiment, their means and spreads, and the gain of CCFA.
+
+`compare` gives the numbers. One table of them is printed and written as CSV, Markdown and LaTeX, and stands in a page.
+"""
 
 import itertools
 import json
@@ -6,67 +9,46 @@ import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table as Screen
 
+import ccfa
 from ccfa.errors import ModelError, UsageError
-from ccfa.evaluation import METRICS, Report
+from ccfa.evaluation import DEFINITIONS, METRICS, Report
 from ccfa.experiments import Run
 from ccfa.experiments.differences import differences, leaves, two_columns
-from ccfa.experiments.experiment import experiment_of
-from ccfa.experiments.tables import Setting, cell_for, cited_only, setting_of
-from ccfa.files import read_file
-from ccfa.reporting.values import Value
+from ccfa.experiments.ledger import Result
+from ccfa.experiments.tables import Setting, cell_for, cited_only
+from ccfa.files import make_folder, read_file, write_atomically
+from ccfa.reporting.charts import NUM_COLOURS, Curve, Figure, line_figure
+from ccfa.reporting.page import render
+from ccfa.reporting.tables import Cell, Table, Value, method_name, percent, plain, to_csv, to_latex, to_markdown
 from ccfa.settings import Experiment
 
 AVERAGE = "average_incremental_accuracy"
 COLUMNS = {name: metric.column for name, metric in METRICS.items() if metric.column}
 SURROUNDINGS = ("device", "precision", "ccfa", "commit", "torch")
-_Key = TypeVar("_Key", bound=Hashable)
+PAGE = "index.html"
+SPREAD = "mean ± sample standard deviation (n - 1) over class orders and seeds; the column 'runs' is n"
+MEANINGS = {heading: DEFINITIONS[metric] for metric, heading in COLUMNS.items()} | {
+    "gain": "average with CCFA minus without, in points, over pairs of runs of the same class order and seeds",
+    "published": "the average that the paper prints for this setting, not measured here",
+    "seconds": "wall-clock time of a run; a first stage reused from another run counts as zero",
+}
+MAX_NAME = 28  # letters of a name before it is folded
+BETWEEN = 3  # spaces between columns of the terminal's table
+MAX_METHODS_IN_ONE_FIGURE = 4  # with and without CCFA that is as many lines as there are colours
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A run: where it is and what came out."""
-
-    path: Path
-    report: Report
-
-    @cached_property
-    def experiment(self) -> Experiment:
-        """The experiment as it was given."""
-        return experiment_of(self.report.config)
-
-    @property
-    def resolved(self) -> dict[str, Any]:
-        """What the experiment resolved to: the method in full, stages, class order, sizes of the data."""
-        return dict(self.report.config["resolved"])
-
-    @property
-    def key(self) -> tuple[tuple[int, ...], int, int]:
-        """Class order and seeds: what differs between runs that are averaged."""
-        seed, batch_seed = self.experiment.seed, self.experiment.batch_seed
-        return tuple(self.resolved["class_order"]), seed, seed if batch_seed is None else batch_seed
-
-    @property
-    def average(self) -> float:
-        """The average incremental accuracy in percent, by the method's own rule."""
-        return 100 * self.report.metrics[AVERAGE]
-
-    @property
-    def surroundings(self) -> dict[str, str]:
-        """Device, precision and versions."""
-        facts = {**self.report.environment, **(self.report.environment.get("acceleration") or {})}
-        return {name: str(facts.get(name, "")) for name in SURROUNDINGS}
-
-
-def gather(paths: Sequence[Path | str], command: str = "ccfa compare") -> tuple[list[Entry], list[str]]:
+def gather(paths: Sequence[Path | str]) -> tuple[list[Result], list[str]]:
     """Read the runs among run directories, folders of runs and report files; the notes name what is not a run."""
     if not paths:
-        raise UsageError(f"Name at least one run directory, e.g. {command} runs/*")
+        raise UsageError("Name at least one run directory.")
     runs: dict[Path, Path] = {}
     for run in itertools.chain.from_iterable(_runs_in(Path(path)) for path in paths):
         runs.setdefault(run.resolve(), run)  # a run that is named twice is counted once
@@ -86,14 +68,15 @@ def _runs_in(path: Path) -> list[Path]:
     return sorted(file.parent for file in path.glob("[!.]*/config.json")) or [path]
 
 
-def _read(path: Path) -> Entry:
+def _read(path: Path) -> Result:
     try:
         report = Run(path).report() if path.is_dir() else Report.from_json(read_file(path).decode())
-        experiment_of(report.config)
+        result = Result(path, report)
+        _ = result.experiment  # an error if it is none
         stages = np.cumsum(report.config["resolved"]["stage_sizes"]).tolist()
         if not report.num_seen or report.num_seen != stages[: len(report.num_seen)]:
             raise ModelError(f"it has {report.num_seen} classes seen, and its configuration {stages}.")
-        return Entry(path, report)
+        return result
     except (KeyError, TypeError, ValueError, ModelError) as error:
         raise ModelError(f"{path} is not a whole report: {error} Leave it out, or run it again.") from error
 
@@ -102,7 +85,7 @@ def _joined(paths: Iterable[Path | str]) -> str:
     return ", ".join(map(str, paths))
 
 
-def common_folder(entries: Sequence[Entry]) -> Path:
+def common_folder(entries: Sequence[Result]) -> Path:
     """Return `comparison` in the folder that holds all the runs."""
     parents = [entry.path.parent for entry in entries]
     if len({parent.is_absolute() for parent in parents}) > 1:
@@ -110,14 +93,15 @@ def common_folder(entries: Sequence[Entry]) -> Path:
     return Path(os.path.commonpath(parents)) / "comparison"
 
 
-def identity(entry: Entry) -> dict[str, Any]:
+def identity(entry: Result) -> dict[str, Any]:
     """Return everything that makes a run the experiment it is; class order and seeds are left out.
 
     The resolved method is compared, so that a default and the same value given as an option are the same experiment.
     """
     given = {name: getattr(entry.experiment, name) for name in ("data", "validation", "image_size", "skip_bad")}
-    resolved = {name: value for name, value in entry.resolved.items() if name != "class_order"}
-    return {**given, **resolved, "class_names": sorted(entry.resolved["class_names"])}
+    content = {**given, **entry.resolved, "class_names": sorted(entry.resolved["class_names"])}
+    del content["class_order"]
+    return content
 
 
 def without_ccfa(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +111,7 @@ def without_ccfa(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, "method": {**method, "feature_augmentations": others}}
 
 
-def setting(entry: Entry) -> dict[str, Any]:
+def setting(entry: Result) -> dict[str, Any]:
     """Return what all runs of a table must share."""
     return {
         "data": entry.experiment.data,
@@ -139,9 +123,9 @@ def setting(entry: Entry) -> dict[str, Any]:
     }
 
 
-def grouped(entries: Sequence[Entry], content: Callable[[Entry], Mapping[str, Any]]) -> dict[str, list[Entry]]:
+def grouped(entries: Sequence[Result], content: Callable[[Result], Mapping[str, Any]]) -> dict[str, list[Result]]:
     """Group runs of equal content: `setting`, or `identity` for those of one experiment."""
-    groups: dict[str, list[Entry]] = {}
+    groups: dict[str, list[Result]] = {}
     for entry in entries:
         groups.setdefault(_hashed(content(entry)), []).append(entry)
     return groups
@@ -151,22 +135,18 @@ def _hashed(content: Mapping[str, Any]) -> str:
     return json.dumps(content, sort_keys=True)
 
 
-def paired(before: Mapping[_Key, float], after: Mapping[_Key, float]) -> list[float]:
-    """Return the differences of the runs that both sides have, by class order and seeds.
-
-    >>> paired({"seed 0": 60.0, "seed 1": 61.0}, {"seed 1": 63.0})
-    [2.0]
-    """
-    return [after[key] - before[key] for key in before if key in after]
+def paired(before: Sequence[Result], after: Sequence[Result]) -> list[float]:
+    """Return what the averages of `after` gain over those of `before`, for runs of the same class order and seeds."""
+    averages = {entry.key: entry.average for entry in after}
+    return [averages[entry.key] - entry.average for entry in before if entry.key in averages]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One experiment: its finished runs, the gain of CCFA in each pair of runs, and the paper's setting, if any."""
+    """One experiment: its finished runs, and the gain of CCFA in each pair of runs."""
 
     name: str
-    entries: tuple[Entry, ...]
-    setting: Setting | None = None
+    entries: tuple[Result, ...]
     gains: tuple[float, ...] = ()
 
     @property
@@ -177,7 +157,8 @@ class Line:
     @property
     def published(self) -> float | None:
         """The average that the paper prints for this experiment."""
-        cell = cell_for(self.setting) if self.setting else None
+        setting = self.entries[0].setting
+        cell = cell_for(setting) if setting else None
         return cell.value if cell else None
 
     @property
@@ -191,7 +172,6 @@ class Line:
 
     @property
     def seconds(self) -> Value:
-        """How long a run took."""
         return Value.of([entry.report.seconds for entry in self.entries], decimals=0)
 
     @property
@@ -213,16 +193,15 @@ class Comparison:
     scenario: str
     num_seen: list[int]
     lines: tuple[Line, ...]
-    unfinished: tuple[Entry, ...]
+    unfinished: tuple[Result, ...]
     notes: tuple[str, ...]
 
     @property
     def title(self) -> str:
-        """Data set and scenario."""
         return f"{self.data} · {self.scenario}"
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[Result]:
         """All runs, those of each line and the unfinished ones."""
         return [*(entry for line in self.lines for entry in line.entries), *self.unfinished]
 
@@ -230,10 +209,10 @@ class Comparison:
     def cited(self) -> dict[str, float]:
         """The paper's values of methods that are not here, where others of its values are for the same memory."""
 
-        def place(setting: Setting) -> tuple[object, ...]:
-            return setting.data, setting.scenario, setting.memory
+        def place(setting: Setting | None) -> tuple[object, ...]:
+            return (setting.data, setting.scenario, setting.memory) if setting else ()
 
-        beside = {place(line.setting) for line in self.lines if line.setting and line.published is not None}
+        beside = {place(line.entries[0].setting) for line in self.lines if line.published is not None}
         rows = cited_only().items()
         return {name: cell.value for name, row in rows for cell in row if cell and place(cell.setting) in beside}
 
@@ -248,8 +227,8 @@ def compare(runs: Sequence[Path | str]) -> Comparison:
         runs: Run directories, folders of runs, or single report files.
 
     Returns:
-        One line per experiment, with its mean and spread of each metric. `write_comparison` in
-        `ccfa.reporting.comparison_page` writes it as a page and as tables.
+        One line per experiment, with its mean and spread of each metric. `write_comparison` writes it as a page and
+        as tables.
 
     Raises:
         ModelError: if there is no run, or a report is damaged.
@@ -264,18 +243,14 @@ def compare(runs: Sequence[Path | str]) -> Comparison:
     return compare_entries(*gather(runs))
 
 
-def compare_entries(entries: Sequence[Entry], notes: Sequence[str] = ()) -> Comparison:
+def compare_entries(entries: Sequence[Result], notes: Sequence[str] = ()) -> Comparison:
     """Compare runs that are read already, as `compare` does; the result's notes begin with the given ones."""
     _require_one_setting(entries)
     sizes, notes = entries[0].resolved["stage_sizes"], list(notes)
-    scenario = scenario_name(sizes)
     finished = [entry for entry in entries if entry.report.finished]
     groups = [_distinct(group, notes) for group in grouped(finished, identity).values()]
-    lines = [
-        # By the name of the scenario, since stages can also be given as a list of sizes.
-        Line(name, tuple(group), setting_of(vars(group[0].experiment) | {"scenario": scenario}))
-        for name, group in zip(_names([group[0] for group in groups]), groups, strict=True)
-    ]
+    names = _names([group[0] for group in groups])
+    lines = [Line(name, tuple(group)) for name, group in zip(names, groups, strict=True)]
     methods = list(dict.fromkeys(line.experiment.method for line in lines))
     lines.sort(key=lambda line: (methods.index(line.experiment.method), line.experiment.ccfa))
     lines = [_with_gain(line, lines, notes) for line in lines]
@@ -287,40 +262,34 @@ def compare_entries(entries: Sequence[Entry], notes: Sequence[str] = ()) -> Comp
             "shown, not averaged."
         )
     notes += _mixed([entry for line in lines for entry in line.entries])
-    seen = np.cumsum(sizes).tolist()
-    return Comparison(entries[0].experiment.data, scenario, seen, tuple(lines), unfinished, tuple(notes))
+    data, num_seen = entries[0].experiment.data, np.cumsum(sizes).tolist()
+    return Comparison(data, scenario_name(sizes), num_seen, tuple(lines), unfinished, tuple(notes))
 
 
 def scenario_name(sizes: Sequence[int]) -> str:
-    """Return the scenario of these stages, or the sizes themselves where no such name fits.
-
-    >>> scenario_name([50, 10, 10, 10, 10, 10]), scenario_name([10, 10]), scenario_name([5, 1, 2])
-    ('B50-inc10', 'B0-inc10', '5,1,2')
-    """
+    """Return the scenario of these stages, such as "B50-inc10", or the sizes themselves where no such name fits."""
     first, *later = sizes
     if not later or set(later[:-1]) - {later[0]} or later[-1] > later[0]:
         return ",".join(map(str, sizes))
     return f"B{0 if first == later[0] else first}-inc{later[0]}"
 
 
-def _names(entries: Sequence[Entry]) -> list[str]:
+def _names(entries: Sequence[Result]) -> list[str]:
     """Name one run of each experiment by its method and by what differs from the other runs of that method."""
-    names = []
+    short = []
     for entry in entries:
         experiment = entry.experiment
         same = [_choices(other) for other in entries if other.experiment.method == experiment.method]
-        plugged = filter(None, [experiment.mix, "CCFA" if experiment.ccfa else None])
-        names.append(", ".join([" + ".join([experiment.method, *plugged]), *_differing(_choices(entry), same)]))
-    contents = [dict(leaves(identity(entry))) for entry in entries]
-    return [
+        short.append(", ".join([method_name(experiment), *_differing(_choices(entry), same)]))
+    contents, names = [dict(leaves(identity(entry))) for entry in entries], []
+    for name, content in zip(short, contents, strict=True):
+        alike = [other for one, other in zip(short, contents, strict=True) if one == name]
         # With the same options, the defaults of two versions may differ.
-        name if len(alike) == 1 else ", ".join([name, *_differing(content, alike)[:2]])
-        for name, content in zip(names, contents, strict=True)
-        for alike in [[other for one, other in zip(names, contents, strict=True) if one == name]]
-    ]
+        names.append(name if len(alike) == 1 else ", ".join([name, *_differing(content, alike)[:2]]))
+    return names
 
 
-def _choices(entry: Entry) -> dict[str, Any]:
+def _choices(entry: Result) -> dict[str, Any]:
     given = {name: getattr(entry.experiment, name) for name in ("memory", "memory_total", "image_size")}
     return {name: value for name, value in given.items() if value is not None} | entry.experiment.options
 
@@ -329,7 +298,7 @@ def _differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> l
     return [f"{name}={value}" for name, value in own.items() if any(other.get(name) != value for other in others)]
 
 
-def _require_one_setting(entries: Sequence[Entry]) -> None:
+def _require_one_setting(entries: Sequence[Result]) -> None:
     kinds = list(grouped(entries, setting).values())
     if len(kinds) < 2:
         return
@@ -342,9 +311,9 @@ def _require_one_setting(entries: Sequence[Entry]) -> None:
     )
 
 
-def _distinct(group: Sequence[Entry], notes: list[str]) -> list[Entry]:
+def _distinct(group: Sequence[Result], notes: list[str]) -> list[Result]:
     """Keep one run for each class order and seed; further ones become notes."""
-    kept: dict[Hashable, Entry] = {}
+    kept: dict[Hashable, Result] = {}
     for entry in group:
         first = kept.setdefault(entry.key, entry)
         if first is not entry:
@@ -361,20 +330,187 @@ def _with_gain(line: Line, lines: Sequence[Line], notes: list[str]) -> Line:
     alone = next((other for other in lines if _hashed(identity(other.entries[0])) == base), None)
     if not line.experiment.ccfa or alone is None:
         return line
-    before, after = ({entry.key: entry.average for entry in side.entries} for side in (alone, line))
-    unpaired = [entry.path for entry in (*alone.entries, *line.entries) if entry.key not in before.keys() & after]
+    shared = {entry.key for entry in alone.entries} & {entry.key for entry in line.entries}
+    unpaired = [entry.path for entry in (*alone.entries, *line.entries) if entry.key not in shared]
     if unpaired:
         notes.append(f"{line.name}: no pair of the same order and seeds, so not in the gain: {_joined(unpaired)}.")
-    return replace(line, gains=tuple(paired(before, after)))
+    return replace(line, gains=tuple(paired(alone.entries, line.entries)))
 
 
-def _mixed(entries: Sequence[Entry]) -> Iterator[str]:
+def _mixed(entries: Sequence[Result]) -> Iterator[str]:
     """Name what differs between runs that may still be averaged and compared."""
     for rule in dict.fromkeys(entry.report.own for entry in entries):
         if rule != "logits":
             methods = dict.fromkeys(entry.experiment.method for entry in entries if entry.report.own == rule)
-            yield f"{', '.join(methods)}: evaluated by {rule.replace('_', ' ')}, the method's own rule, not by logits."
+            yield f"{', '.join(methods)}: evaluated by {plain(rule)}, the method's own rule, not by logits."
     for name in SURROUNDINGS:
-        counts = Counter(entry.surroundings[name] for entry in entries)
+        counts = Counter(_surroundings(entry)[name] for entry in entries)
         if len(counts) > 1:
             yield f"{name} differs: " + ", ".join(f"{value} ({num} runs)" for value, num in counts.most_common()) + "."
+
+
+def _surroundings(entry: Result) -> dict[str, str]:
+    facts = {**entry.report.environment, **(entry.report.environment.get("acceleration") or {})}
+    return {name: str(facts.get(name, "")) for name in SURROUNDINGS}
+
+
+def summary_table(comparison: Comparison) -> Table:
+    """Make one row per experiment; gain and published values have columns only where there are any."""
+    rows: list[dict[str, Cell]] = []
+    for line in comparison.lines:
+        rows.append({"method": line.name, "runs": len(line.entries), "seconds": line.seconds})
+        rows[-1] |= {heading: line.value(metric) for metric, heading in COLUMNS.items()}
+        if line.gain:
+            rows[-1] |= {"gain": line.gain, "pairs": len(line.gains)}
+        if line.published is not None:
+            rows[-1]["published"] = f"{line.published:.2f}"
+    for name, value in comparison.cited.items():
+        rows.append({"method": f"{name} (published only)", "published": f"{value:.2f}"})
+    average, *others = COLUMNS.values()
+    optional = [name for name in ("gain", "pairs", "published") if any(name in row for row in rows)]
+    headings = ["method", "runs", average, *optional, *others, "seconds"]
+    return Table(headings, [[row.get(heading, "") for heading in headings] for row in rows])
+
+
+def runs_table(comparison: Comparison) -> Table:
+    """Make one row per run, unfinished ones included."""
+    facts = ["run", "experiment", "order", "seed", "batch seed", "stages"]
+    named = [(line.name, entry) for line in comparison.lines for entry in line.entries]
+    named += [("unfinished, not averaged", entry) for entry in comparison.unfinished]
+    rows: list[list[Cell]] = []
+    for name, entry in named:
+        report, (order, seed, batch_seed) = entry.report, entry.key
+        order_name = entry.experiment.order or "default"
+        if len(order_name) > 24:
+            order_name = ",".join(map(str, order[:4])) + ",..."
+        stages = f"{len(report.num_seen)} of {len(comparison.num_seen)}"
+        values = [percent(report.metrics[metric]) for metric in COLUMNS]
+        last = [f"{report.seconds:.0f}", plain(report.own), *_surroundings(entry).values()]
+        rows.append([str(entry.path), name, order_name, seed, batch_seed, stages, *values, *last])
+    return Table([*facts, *COLUMNS.values(), "seconds", "rule", *SURROUNDINGS], rows)
+
+
+def definitions(table: Table) -> list[str]:
+    return [f"± : {SPREAD}", *(f"{name}: {MEANINGS[name]}" for name in table.headings if name in MEANINGS)]
+
+
+def show_comparison(comparison: Comparison, folder: Path, console: Console) -> None:
+    """Print a comparison, write its files, and print where they are."""
+    try:
+        print_comparison(comparison, console)
+    finally:  # the reader of the output, such as `head`, may have left
+        page = write_comparison(comparison, folder)
+    console.print(f"Comparison: {page}; table.csv, table.md and table.tex lie beside it.", soft_wrap=True)
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print the table, in parts where the terminal is narrow, the notes, and what the columns mean."""
+    table = summary_table(comparison)
+    console.print(f"percent · {comparison.title}", style="italic")
+    for part in _parts(table, console.width):
+        screen = Screen(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        screen.add_column(table.headings[0], overflow="fold", max_width=MAX_NAME)
+        for place in part:
+            screen.add_column(table.headings[place], justify="right", no_wrap=True)
+        for row in table.rows:
+            if any(row[place] != "" for place in part):
+                screen.add_row(str(row[0]), *(str(row[place]) for place in part))
+        console.print(screen)
+        console.print()
+    for note in comparison.notes:
+        console.print(f"note: {note}", soft_wrap=True)
+    for line in definitions(table):
+        console.print(line, style="dim")
+
+
+def _parts(table: Table, width: int) -> list[list[int]]:
+    """Divide the columns so that each part, with the names in front, fits into so many letters."""
+    columns = zip(table.headings, *table.rows, strict=True)
+    names, *sizes = (max(len(str(cell)) for cell in column) + BETWEEN for column in columns)
+    parts: list[list[int]] = []
+    used = width
+    for place, size in enumerate(sizes, start=1):
+        if used + size > width:
+            parts.append([])
+            used = min(names, MAX_NAME + BETWEEN)
+        parts[-1].append(place)
+        used += size
+    return parts
+
+
+def write_comparison(comparison: Comparison, folder: Path) -> Path:
+    """Write a comparison into a folder, and return the path of the page.
+
+    The files are index.html, table.csv, table.md, table.tex and runs.csv; those of an earlier comparison are replaced.
+    """
+    if (folder / "config.json").exists():
+        raise UsageError(f"{folder} is a run directory. Choose another folder for the comparison with --out.")
+    make_folder(folder)
+    table = summary_table(comparison)
+    note = f"percent; {SPREAD}."
+    write_atomically(folder / "table.csv", to_csv(table))
+    write_atomically(folder / "table.md", to_markdown(table, comparison.title, note))
+    write_atomically(folder / "table.tex", to_latex(table, comparison.title, note))
+    write_atomically(folder / "runs.csv", to_csv(runs_table(comparison)))
+    write_atomically(folder / PAGE, comparison_page(comparison))
+    return folder / PAGE
+
+
+def comparison_page(comparison: Comparison) -> str:
+    table, lines, num_seen = summary_table(comparison), comparison.lines, comparison.num_seen
+    num_runs = sum(len(line.entries) for line in lines)
+    return render(
+        "comparison.html",
+        comparison=comparison,
+        lead=f"{len(lines)} experiments, {num_runs} finished runs, {len(num_seen)} stages, {num_seen[-1]} classes.",
+        spread=SPREAD,
+        summary=table,
+        curves=_curves(comparison),
+        runs=runs_table(comparison),
+        definitions=definitions(table),
+        footer=f"Written by ccfa {ccfa.__version__}.",
+    )
+
+
+def _curves(comparison: Comparison) -> list[Figure]:
+    """Draw all lines in one figure, or a figure for each method where there are many."""
+    methods: dict[str, list[Line]] = {}
+    for line in comparison.lines:
+        methods.setdefault(line.experiment.method, []).append(line)
+    if len(methods) <= MAX_METHODS_IN_ONE_FIGURE and len(comparison.lines) <= NUM_COLOURS:
+        methods = {"All methods": [*comparison.lines]} if methods else {}
+    return [_curve(comparison.num_seen, lines, title) for title, lines in methods.items()]
+
+
+def families(names: Iterable[str]) -> dict[str, int]:
+    """Number experiments by name; with and without CCFA they share a number, unless there is only one then.
+
+    >>> families(["a", "a + CCFA", "b"]), families(["a", "a + CCFA"])
+    ({'a': 0, 'a + CCFA': 0, 'b': 1}, {'a': 0, 'a + CCFA': 1})
+    """
+    alone = {name: name.replace(" + CCFA", "") for name in names}
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(alone.values()))}
+    if len(numbers) == 1:
+        return {name: number for number, name in enumerate(alone)}
+    return {name: numbers[family] for name, family in alone.items()}
+
+
+def _curve(num_seen: list[int], lines: Sequence[Line], title: str) -> Figure:
+    colours = families(line.name for line in lines)
+    both = len({line.experiment.ccfa for line in lines}) == 2
+    curves = []
+    for line in lines:
+        values, banded = line.curve, line.curve if len(line.entries) > 1 else []
+        curves.append(
+            Curve(
+                line.name,
+                [value.mean for value in values],
+                low=[max(value.mean - value.spread, 0.0) for value in banded],
+                high=[min(value.mean + value.spread, 100.0) for value in banded],
+                colour=colours[line.name],
+                dashed=both and not line.experiment.ccfa,
+            )
+        )
+    rows = [[line.name, str(len(line.entries)), *map(str, line.curve)] for line in lines]
+    figure = line_figure(title, "", "classes seen", num_seen, curves, "accuracy, percent", "", 2)
+    return figure._replace(table=Table(["method", "runs", *map(str, num_seen)], rows))

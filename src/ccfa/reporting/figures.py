@@ -12,9 +12,10 @@ from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation.features import Estimator
 from ccfa.experiments import Run
 from ccfa.experiments.analyses import KINDS, NUM_FEATURES, NUM_IMAGES, feature_plane, map_similarities
+from ccfa.experiments.ledger import Result
 from ccfa.files import make_folder, write_atomically, write_table
-from ccfa.reporting.comparison import Comparison, Entry, common_folder, compare_entries, gather, grouped, setting
-from ccfa.reporting.values import Value
+from ccfa.reporting.comparison import Comparison, common_folder, compare_entries, families, gather, grouped, setting
+from ccfa.reporting.tables import Value, method_name
 
 try:
     import matplotlib
@@ -70,8 +71,6 @@ ESTIMATORS = {
 
 
 class FigureOptions(NamedTuple):
-    """The options of `ccfa figure`."""
-
     data_dir: Path | None = None
     device: torch.device = torch.device("cpu")
     num_images: int | None = None
@@ -97,26 +96,13 @@ def write_figure(
         runs: Run directories; "accuracy" takes report files, too.
         out: The folder to write to; by default `figures` in the run or, for several runs, beside them.
         options: Where the data are, the device, the number of images and the seed.
-
-    Returns:
-        The paths of the four files, the caption, and notes on runs that were left out.
-
-    Raises:
-        UsageError: if the figure cannot be drawn of these runs.
-        ModelError: if a run is unfinished or damaged.
-
-    >>> import tempfile
-    >>> reports = sorted(Path("results/cifar100-B50-inc10").glob("*.json"))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [path.name for path in write_figure("accuracy", reports, Path(folder)).paths]
-    ['accuracy.png', 'accuracy.pdf', 'accuracy.csv', 'accuracy.txt']
     """
     options = options or FigureOptions()
     if options.num_images is not None and options.num_images < 2:
         raise UsageError(f"A figure needs at least 2 images, got --images {options.num_images}.")
     if not 0 <= options.seed < 2**32:
         raise UsageError(f"The seed of a figure must be from 0 to 2^32 - 1, got {options.seed}.")
-    entries, notes = gather(runs, f"ccfa figure {kind}")
+    entries, notes = gather(runs)
     alone = len(entries) == 1 and entries[0].path.is_dir()
     folder = out or (entries[0].path / "figures" if alone else common_folder(entries).with_name("figures"))
     figure, rows, caption, more = FIGURES[kind](entries, options)
@@ -134,7 +120,7 @@ def write_figure(
     return FigureFiles([*paths.values()], caption, [*notes, *more])
 
 
-def _tsne(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
+def _tsne(entries: Sequence[Result], options: FigureOptions) -> Drawn:
     if len(entries) > 1:
         raise UsageError(f"t-SNE takes one run, got {len(entries)}: the positions of two runs cannot be compared.")
     limit, experiment = options.num_images or NUM_FEATURES, entries[0].experiment
@@ -144,9 +130,9 @@ def _tsne(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
     ccfa, (low, high) = plane.ccfa, plane.step_size
     caption = (
         f"t-SNE (perplexity {plane.perplexity:.4g}, seed {options.seed}) of features of {len(plane.class_names)} "
-        f"random classes after the first stage of {experiment.method}{' + CCFA' if experiment.ccfa else ''} on "
-        f"{experiment.data} (seed {experiment.seed}): the {counts[0]:,} exemplars in memory; {counts[1]:,} "
-        f"features that CCFA makes from the next stage's training images and labels as one of the classes "
+        f"random classes after the first stage of {method_name(experiment)} on {experiment.data} "
+        f"(seed {experiment.seed}): the {counts[0]:,} exemplars in memory; {counts[1]:,} features that CCFA makes "
+        f"from the next stage's training images and labels as one of the classes "
         f"(count {ccfa.count}, {ccfa.steps} steps of {low:.4g} to {high:.4g}, targets {ccfa.target}); "
         f"{counts[2]:,} training images of the classes. One embedding of all features, "
         f"at unit length; grey: the points of the other panels."
@@ -155,7 +141,7 @@ def _tsne(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
     return figure, [{**point, **facts} for point in plane.points], caption, ()
 
 
-def _cka(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
+def _cka(entries: Sequence[Result], options: FigureOptions) -> Drawn:
     comparison, limit = _compared(entries), options.num_images or NUM_IMAGES
     measured = {
         entry.path: map_similarities(
@@ -189,7 +175,7 @@ def _cka(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
     return figure, [row for _, rows in panels for row in rows], caption, comparison.notes
 
 
-def _accuracy(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
+def _accuracy(entries: Sequence[Result], options: FigureOptions) -> Drawn:
     compared = [_compared(group) for group in grouped(entries, setting).values()]
     panels = []
     for number, one in enumerate(compared, start=1):
@@ -204,14 +190,14 @@ def _accuracy(entries: Sequence[Entry], options: FigureOptions) -> Drawn:
     return figure, [row for _, rows in panels for row in rows], caption, notes
 
 
-FIGURES: dict[str, Callable[[Sequence[Entry], FigureOptions], Drawn]] = {
+FIGURES: dict[str, Callable[[Sequence[Result], FigureOptions], Drawn]] = {
     "tsne": _tsne,
     "cka": _cka,
     "accuracy": _accuracy,
 }
 
 
-def _compared(entries: Sequence[Entry]) -> Comparison:
+def _compared(entries: Sequence[Result]) -> Comparison:
     comparison = compare_entries(entries)
     if not comparison.lines:
         names = ", ".join(str(entry.path) for entry in entries)
@@ -219,7 +205,7 @@ def _compared(entries: Sequence[Entry]) -> Comparison:
     return comparison
 
 
-def _run(entry: Entry) -> Run:
+def _run(entry: Result) -> Run:
     if not entry.path.is_dir():
         raise ModelError(f"{entry.path} is a report alone; this figure needs the run directory with its networks.")
     return Run(entry.path)
@@ -281,14 +267,9 @@ def draw_curves(panels: Sequence[tuple[str, Sequence[Row]]], x: str, x_label: st
 
 def curve_looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Choose colour, dashes and marker by name; a method with and without CCFA shares them, where there are several."""
-    families = {name: name.replace(" + CCFA", "") for name in names}
-    if len(set(families.values())) == 1:
-        families = {name: name for name in families}
-    numbers = {family: number for number, family in enumerate(dict.fromkeys(families.values()))}
     looks = {}
-    for name, family in families.items():
-        number, ccfa = numbers[family], " + CCFA" in name
-        colour = LINE_COLOURS[number % len(LINE_COLOURS)]
+    for name, number in families(names).items():
+        colour, ccfa = LINE_COLOURS[number % len(LINE_COLOURS)], " + CCFA" in name
         looks[name] = {
             "color": colour,
             "linestyle": "-" if ccfa else (0, (4, 1.5)),

@@ -7,72 +7,99 @@ stored predictions. A file that is missing or damaged becomes a note on the page
 
 import base64
 import hashlib
+import io
 import json
 import math
 import shlex
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 from numpy.typing import NDArray
+from PIL import Image
 
+from ccfa.data import ImageSet
+from ccfa.errors import ModelError
 from ccfa.evaluation import DEFINITIONS, METRICS, Numbers, Report, forgetting_max_minus_last
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.run_directory import Run, left_alone
-from ccfa.files import write_atomically
-from ccfa.reporting.charts import NUM_COLOURS, Curve, Figure, Table, heat_map, line_figure
-from ccfa.reporting.pictures import Arrays, read_pictures, strip, write_pictures
-from ccfa.reporting.values import counted, duration, number, percent
+from ccfa.files import read_arrays, write_arrays, write_atomically
+from ccfa.reporting.charts import NUM_COLOURS, Curve, Figure, heat_map, line_figure
+from ccfa.reporting.tables import (
+    Table,
+    counted,
+    duration,
+    method_name,
+    metrics_table,
+    number,
+    own_first,
+    percent,
+    plain,
+)
 
 T = TypeVar("T")
+Arrays = dict[str, NDArray[Any]]
+Labelled = tuple[NDArray[Any], NDArray[Any]]
 HEADLINES = {name: metric.headline for name, metric in METRICS.items() if metric.headline}
+PICTURES = "pictures.npz"  # the thumbnails of the page
 NUM_PAIRS = 10
 MAX_CLASSES = 128  # of a confusion matrix by class; with more it is one by stage
 MAX_LINES = 25  # between stages; more would hide what they separate
 MAX_POINTS = 400  # of a line; more cannot be told apart on a screen
+MAX_PER_CLASS = 10  # thumbnails
+MAX_PER_PAIR = 5
+MAX_EXEMPLAR_BYTES = 2 * 2**20
 NOT_LOSSES = {"stage", "phase", "epoch", "lr", "images_per_second", "loss"}
 NO_REPORT = Report("", {}, [], "", {"": Numbers([], {})}, {}, math.nan, finished=False)
 
 
-@dataclass(frozen=True)
 class Contents:
-    """A run with everything that its page shows."""
+    """What the page shows of a run; only a directory without a usable config.json is an error."""
 
-    run: Run
-    report: Report
-    environment: dict[str, Any]
-    status: dict[str, Any]
-    labelled: list[
-        tuple[NDArray[Any], NDArray[Any]]
-    ]  # labels and predictions after each stage; empty if one is missing
-    seconds: list[float]  # of each stage
-    epochs: list[dict[str, Any]]
-    exemplars: list[list[int]]  # rows kept of each class after the last stage
-    pictures: Arrays | None
-    notes: list[str]
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.notes: list[str] = []
+        self.resolved: dict[str, Any] = run.config.get("resolved", {})
+        self.report = self._read("report.json", run.report, NO_REPORT)
+        self.num_seen = self.report.num_seen
+        self.environment: dict[str, Any] = self._read("environment.json", lambda: run.environment, {})
+        self.status: dict[str, Any] = self._read("status.json", lambda: run.status, {})
+        # Labels and predictions after each stage; empty if those of one are missing.
+        self.labelled: list[Labelled] = self._read("A file of predictions", self._predictions, [])
+        self.seconds: list[float] = self._read("stages.csv", self._seconds, [])
+        self.epochs: list[dict[str, Any]] = self._read("metrics.jsonl", run.read_epochs, [])
+        self.exemplars: list[list[int]] = []  # rows kept of each class after the last stage
+        last = len(self.num_seen) - 1
+        if last >= 0:
+            self.exemplars = self._read("The file of exemplars", lambda: run.read_exemplars(last), [])
+        self.pictures = read_pictures(run.path, last)
 
-    @property
-    def num_seen(self) -> list[int]:
-        """The number of classes seen after each finished stage."""
-        return self.report.num_seen
+    def _read(self, name: str, reader: Callable[[], T], otherwise: T) -> T:
+        try:
+            return reader()
+        except Exception:  # a damaged file can make a reader fail in any way
+            self.notes.append(f"{name} is missing or damaged.")
+            return otherwise
 
-    @property
-    def rules(self) -> dict[str, Numbers]:
-        """The numbers by each rule of prediction, the method's own first."""
-        return {self.report.own: self.report.rules[self.report.own], **self.report.rules}
+    def _predictions(self) -> list[Labelled]:
+        stages = [self.run.read_predictions(stage) for stage in range(len(self.num_seen))]
+        return [(arrays["labels"], arrays[f"by_{self.report.own}"]) for arrays in stages]
+
+    def _seconds(self) -> list[float]:
+        return [float(row["seconds"]) for row in self.run.read_rows("stages.csv")]
 
     @cached_property
-    def resolved(self) -> dict[str, Any]:
-        """What the experiment resolved to, as config.json holds it."""
-        return dict(self.run.config.get("resolved", {}))
+    def matrix(self) -> NDArray[np.float64]:
+        """The accuracies of `Report.accuracy_matrix`; NaN above the diagonal."""
+        return np.array(self.report.accuracy_matrix, dtype=np.float64)
 
     @cached_property
     def pairs(self) -> list[tuple[int, int, int]]:
@@ -84,7 +111,6 @@ class Contents:
 
     @cached_property
     def num_images(self) -> list[int]:
-        """The number of test images of each class."""
         return [int(num) for num in np.bincount(self.labelled[-1][0], minlength=self.num_seen[-1])]
 
     def picture(self, kind: str, *key: int) -> str:
@@ -95,44 +121,11 @@ class Contents:
         return strip(self.pictures[kind][(keys.reshape(-1, len(key)) == key).all(axis=1)])
 
     def stage_of(self, label: int) -> int:
-        """Return the stage at which a class was learned."""
         return bisect_right(self.num_seen, label)
 
     def class_name(self, label: int, at_most: int = 255) -> str:
-        """Return the name of a class, shortened if it has more letters."""
         name = str(self.resolved["class_names"][label])
         return name if len(name) <= at_most else name[: at_most - 1] + "…"
-
-
-def read_contents(run: Run) -> Contents:
-    """Read what the page shows of a run; only a directory without a usable config.json is an error."""
-    notes: list[str] = []
-
-    def read(name: str, reader: Callable[[], T], otherwise: T) -> T:
-        try:
-            return reader()
-        except Exception:  # a damaged file can make a reader fail in any way
-            notes.append(f"{name} is missing or damaged.")
-            return otherwise
-
-    def labelled() -> list[tuple[NDArray[Any], NDArray[Any]]]:
-        predictions = [run.read_predictions(stage) for stage in stages]
-        return [(arrays["labels"], arrays[f"by_{report.own}"]) for arrays in predictions]
-
-    report = read("report.json", run.report, NO_REPORT)
-    stages = range(len(report.num_seen))
-    return Contents(
-        run,
-        report,
-        environment=read("environment.json", lambda: run.environment, {}),
-        status=read("status.json", lambda: run.status, {}),
-        labelled=read("A file of predictions", labelled, []),
-        seconds=read("stages.csv", lambda: [float(row["seconds"]) for row in run.read_rows("stages.csv")], []),
-        epochs=read("metrics.jsonl", run.read_epochs, []),
-        exemplars=read("The file of exemplars", lambda: run.read_exemplars(stages[-1]), []) if stages else [],
-        pictures=read_pictures(run.path, len(stages) - 1),
-        notes=notes,
-    )
 
 
 def write_report(run: Run | Path | str, resolved: Resolved | None = None) -> Path:
@@ -160,18 +153,12 @@ def write_report(run: Run | Path | str, resolved: Resolved | None = None) -> Pat
     ...     write_report(run).name
     'report.html'
     """
-    run = run if isinstance(run, Run) else Run(Path(run))
-    contents = read_contents(run)
+    contents = Contents(run if isinstance(run, Run) else Run(run))
+    path = contents.run.path / "report.html"
     if resolved and contents.labelled:
-        stage, (labels, predicted) = len(contents.num_seen) - 1, contents.labelled[-1]
-        seen = resolved.test.rows(0, contents.num_seen[-1])
-        mistakes = [
-            (true, other, seen[(labels == true) & (predicted == other)].tolist())
-            for true, other, _ in contents.pairs[:NUM_PAIRS]
-        ]
-        contents = replace(contents, pictures=write_pictures(run.path, stage, contents.exemplars, mistakes, resolved))
-    write_atomically(run.path / "report.html", page(contents))
-    return run.path / "report.html"
+        contents.pictures = write_pictures(contents, resolved)
+    write_atomically(path, page(contents))
+    return path
 
 
 def write_page(directory: Path, resolved: Resolved | None = None) -> str:
@@ -185,9 +172,7 @@ def write_page(directory: Path, resolved: Resolved | None = None) -> str:
 
 
 def page(run: Contents) -> str:
-    """Return the page of a run as HTML."""
     experiment, name, sizes = run.run.experiment, run.run.path.resolve().name, run.resolved.get("stage_sizes", [])
-    plugged = filter(None, [experiment.mix, "CCFA" if experiment.ccfa else None])
     settings = vars(experiment) | {
         f"number of {kind} images": run.resolved.get(f"num_{kind}_images") for kind in ("training", "test")
     }
@@ -195,21 +180,21 @@ def page(run: Contents) -> str:
         "report.html",
         run=run,
         name=name,
-        title=f"{' + '.join([experiment.method, *plugged])} on {experiment.data}",
+        title=f"{method_name(experiment)} on {experiment.data}",
         sizes=sizes,
         state=_state(run, len(sizes)),
         headlines=HEADLINES,
         definitions=DEFINITIONS,
         accuracy=accuracy_figure(run),
         matrix=matrix_figure(run),
-        metrics=metrics_table(run),
+        metrics=metrics_table(run.report) if run.num_seen else None,
         forgetting=forgetting_figure(run),
         old_new=[old_new_figure(run, "old", "a new class"), old_new_figure(run, "new", "an old class")],
         confusion=confusion_figure(run),
         pairs=run.pairs[:NUM_PAIRS],
         cost=[*loss_figures(run), time_figure(run)],
         classes=class_table(run),
-        command=shlex.join(["ccfa", "run", *_arguments(run), "--out", f"runs/{name}-again"]),
+        command=_command(run, name),
         settings={key: value for key, value in settings.items() if value not in (None, False, {})},
         config=json.dumps(run.run.config, indent=1, ensure_ascii=False),
     )
@@ -224,20 +209,19 @@ def _state(run: Contents, num_stages: int) -> str:
     return shown + (f" ({run.status['error']})" if run.status.get("error") else "")
 
 
-def _arguments(run: Contents) -> list[str]:
-    """Return what `ccfa run` needs to repeat the run."""
-    words = run.run.experiment.arguments()
+def _command(run: Contents, name: str) -> str:
+    words = ["ccfa", "run", *run.run.experiment.arguments()]
     device, speed = run.environment.get("torch_device"), run.environment.get("acceleration")
     if device:
         words += ["--device", device]
     if speed and device != "cpu":  # where there is nothing to choose
         words += ["--precision", speed["precision"]]
-        words += [f"--no-{name}" for name in ("compile", "graph") if speed[name] is False]
-    return words
+        words += [f"--no-{option}" for option in ("compile", "graph") if speed[option] is False]
+    return shlex.join([*words, "--out", f"runs/{name}-again"])
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill a template that extends base.html; every value is escaped unless it is Markup."""
+    """Fill a template; on a page, every value is escaped unless it is Markup."""
     return _environment().get_template(template).render(**values)
 
 
@@ -245,17 +229,18 @@ def render(template: str, **values: Any) -> str:
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("ccfa.reporting"),
-        autoescape=True,
+        autoescape=select_autoescape(["html"]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     sources = files("ccfa.reporting") / "templates"
     style, script = ((sources / name).read_text(encoding="utf-8").strip() for name in ("style.css", "script.js"))
     # The policy names this script by its hash: one that a class name smuggled in would be refused.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals.update(style=Markup(style), script=Markup(script), script_hash=digest)
-    environment.filters.update(counted=counted, duration=duration, percent=percent, plain=_plain, text=_text)
+    environment.filters.update(counted=counted, duration=duration, percent=percent, plain=plain, text=_text)
     return environment
 
 
@@ -263,55 +248,38 @@ def _text(value: Any) -> str:
     return ", ".join(f"{name}={part}" for name, part in value.items()) if isinstance(value, dict) else str(value)
 
 
-def _plain(name: str) -> str:
-    return name.replace("_", " ")
-
-
 def accuracy_figure(run: Contents) -> Figure:
     """Draw the accuracy after each stage by every rule of the report, the method's own first."""
-    own, *others = (
-        (f"by {_plain(rule)}", [100 * value for value in numbers.overall]) for rule, numbers in run.rules.items()
-    )
-    first = Curve(f"{own[0]}, the method's rule" if others else own[0], own[1])
-    curves = [first, *(Curve(*other, colour=6, dashed=True) for other in others)]
+    rules, curves = own_first(run.report), []
+    for rule, numbers in rules.items():
+        is_own = rule == run.report.own
+        name = f"by {plain(rule)}" + (", the method's rule" if is_own and len(rules) > 1 else "")
+        values = [100 * value for value in numbers.overall]
+        curves.append(Curve(name, values, colour=0 if is_own else 6, dashed=not is_own))
     meaning = "Share of the test images of all classes seen so far that are predicted right, over all those classes."
     title = "Accuracy after each stage"
     return line_figure(title, meaning, "classes seen", run.num_seen, curves, "accuracy, percent")
 
 
-def metrics_table(run: Contents) -> Table | None:
-    """List every metric by every rule of the report, the method's own first."""
-    rows = [
-        [_plain(name), *(percent(numbers.metrics.get(name)) for numbers in run.rules.values())] for name in DEFINITIONS
-    ]
-    return (["metric", *(f"by {_plain(rule)}" for rule in run.rules)], rows) if run.num_seen else None
-
-
 def matrix_figure(run: Contents) -> Figure:
-    """Draw the accuracy matrix as a heat map."""
-    title, meaning = "Accuracy matrix", "Row i, column j: accuracy after stage i on the classes first seen at stage j."
-    matrix = _matrix(run)
-    stages = [str(stage) for stage in range(len(matrix))]
-    label = f"Heat map of {len(matrix)} by {len(matrix)} accuracies; the values are in the table below it."
-    chart = heat_map(100 * matrix, stages, label, "after stage", "classes of stage")
+    meaning = "Row i, column j: accuracy after stage i on the classes first seen at stage j."
+    stages = [str(stage) for stage in range(len(run.matrix))]
+    label = f"Heat map of {len(stages)} by {len(stages)} accuracies; the values are in the table below it."
+    chart = heat_map(100 * run.matrix, stages, label, "after stage", "classes of stage")
     rows = [
         [stage, *("" if math.isnan(value) else percent(value, 1) for value in row)]
-        for stage, row in zip(stages, matrix.tolist(), strict=True)
+        for stage, row in zip(stages, run.matrix.tolist(), strict=True)
     ]
-    return Figure(title, meaning, chart, (["after stage", *(f"classes of {stage}" for stage in stages)], rows))
+    table = Table(["after stage", *(f"classes of {stage}" for stage in stages)], rows)
+    return Figure("Accuracy matrix", meaning, chart, table)
 
 
 def forgetting_figure(run: Contents) -> Figure:
     """Draw forgetting after each stage but the first, as if it were the last."""
-    matrix = _matrix(run)
-    stages = range(1, len(matrix))
-    values = [100 * forgetting_max_minus_last(matrix[: stage + 1, : stage + 1]) for stage in stages]
+    stages = range(1, len(run.matrix))
+    values = [100 * forgetting_max_minus_last(run.matrix[: stage + 1, : stage + 1]) for stage in stages]
     meaning = f"After each stage, as if it were the last: {DEFINITIONS['forgetting_max_minus_last']}.{_needs_two(run)}"
     return line_figure("Forgetting", meaning, "stage", stages, [Curve("forgetting", values)])
-
-
-def _matrix(run: Contents) -> NDArray[np.float64]:
-    return np.array(run.report.accuracy_matrix, dtype=np.float64)
 
 
 def _needs_two(run: Contents) -> str:
@@ -380,11 +348,11 @@ def class_table(run: Contents) -> Table | None:
         other, count = most.get(label, (0, 0))
         confused = f"{run.class_name(other)} ({percent(count / run.num_images[label], 1)} %)" if count else "-"
         rows.append([run.class_name(label), *row, confused])
-    return ["class", "stage", "test images", "when learned, %", "now, %", "drop, points", "most confused with"], rows
+    headings = ["class", "stage", "test images", "when learned, %", "now, %", "drop, points", "most confused with"]
+    return Table(headings, rows)
 
 
 def time_figure(run: Contents) -> Figure:
-    """Draw the seconds of each stage."""
     meaning = (
         f"Wall-clock seconds of each stage, evaluation included; {duration(sum(run.seconds))} in all. "
         "A first stage taken over from another run takes no time."
@@ -395,27 +363,24 @@ def time_figure(run: Contents) -> Figure:
 
 def loss_figures(run: Contents) -> list[Figure]:
     """Draw the loss of each phase, and the terms that it is the sum of, over all epochs of the run."""
-    phases = dict.fromkeys(record["phase"] for record in run.epochs)
-    by_phase = {
-        phase: [record["loss"] if record["phase"] == phase else math.nan for record in run.epochs] for phase in phases
-    }
-    terms = dict.fromkeys(name for record in run.epochs for name in record if name not in NOT_LOSSES)
-    by_term = {term: [record.get(term, math.nan) for record in run.epochs] for term in terms}
+    by_phase = [{record["phase"]: record["loss"]} for record in run.epochs]
+    by_term = [{name: loss for name, loss in record.items() if name not in NOT_LOSSES} for record in run.epochs]
     figures = [_over_epochs(run, "Training loss", "Mean over each epoch's batches, by phase.", by_phase)]
-    if len(terms) > 1:
+    if len({name for losses in by_term for name in losses}) > 1:
         meaning = "Classification loss and penalties as they enter the sum, mean over each epoch."
         figures.append(_over_epochs(run, "Parts of the loss", meaning, by_term))
     return figures
 
 
-def _over_epochs(run: Contents, title: str, meaning: str, losses: dict[str, list[float]]) -> Figure:
+def _over_epochs(run: Contents, title: str, meaning: str, losses: list[dict[str, float]]) -> Figure:
+    """Draw the losses that each epoch has."""
     stages = [record["stage"] for record in run.epochs]
     size = max(1, math.ceil(len(stages) / MAX_POINTS))
     places = range(0, len(stages), size)
-    curves = [
-        Curve(name, [_mean_of_finite(values[place : place + size]) for place in places])
-        for name, values in list(losses.items())[:NUM_COLOURS]
-    ]
+    curves = []
+    for name in list(dict.fromkeys(name for epoch in losses for name in epoch))[:NUM_COLOURS]:
+        values = [epoch.get(name, math.nan) for epoch in losses]
+        curves.append(Curve(name, [_mean_of_finite(values[place : place + size]) for place in places]))
     marks = [at for at in range(1, len(stages)) if stages[at] != stages[at - 1]]
     marks = marks if len(marks) <= MAX_LINES else []
     meaning += f" Each point is the mean of up to {size} epochs." if size > 1 else ""
@@ -426,3 +391,55 @@ def _over_epochs(run: Contents, title: str, meaning: str, losses: dict[str, list
 def _mean_of_finite(values: Sequence[float]) -> float:
     known = [value for value in values if math.isfinite(value)]
     return sum(known) / len(known) if known else math.nan
+
+
+def write_pictures(run: Contents, resolved: Resolved) -> Arrays:
+    """Store and return thumbnails of the exemplars of each class, and of test images of the most confused pairs."""
+    side = 24 if len(run.exemplars) > 250 else 48
+    channels, height, width = resolved.train.shape
+    num_bytes = channels * min(height, side) * min(width, side)
+    per_class = max(1, min(MAX_PER_CLASS, MAX_EXEMPLAR_BYTES // (num_bytes * max(len(run.exemplars), 1))))
+    chosen = [(label, row) for label, rows in enumerate(run.exemplars) for row in rows[:per_class]]
+    chosen = chosen[: MAX_EXEMPLAR_BYTES // num_bytes]
+    seen, (labels, predicted) = resolved.test.rows(0, run.num_seen[-1]), run.labelled[-1]
+    mistaken = [
+        (true, other, row)
+        for true, other, _ in run.pairs[:NUM_PAIRS]
+        for row in seen[(labels == true) & (predicted == other)][:MAX_PER_PAIR].tolist()
+    ]
+    arrays = {
+        "stage": np.array(len(run.num_seen) - 1),
+        "exemplars": _thumbnails(resolved.train, [row for _, row in chosen], side),
+        "exemplar_classes": np.array([label for label, _ in chosen], dtype=np.int64),
+        "mistakes": _thumbnails(resolved.test, [row for *_, row in mistaken], 48),
+        "mistake_pairs": np.array([pair for *pair, _ in mistaken], dtype=np.int64).reshape(-1, 2),
+    }
+    write_arrays(run.run.path / PICTURES, arrays)
+    return arrays
+
+
+def read_pictures(path: Path, stage: int) -> Arrays | None:
+    """Return the thumbnails stored after a stage, or None if there are none of this stage."""
+    try:
+        arrays = read_arrays(path / PICTURES)
+    except ModelError:
+        return None
+    return arrays if arrays["stage"] == stage else None
+
+
+def strip(thumbnails: NDArray[np.uint8]) -> str:
+    """Return thumbnails (n, height, width, channels) side by side as the data address of a PNG; empty for none."""
+    if not len(thumbnails):
+        return ""
+    row = np.concatenate(list(thumbnails), axis=1)
+    content = io.BytesIO()
+    Image.fromarray(row[..., 0] if row.shape[2] == 1 else row).save(content, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
+
+
+def _thumbnails(images: ImageSet, rows: Sequence[int], side: int) -> NDArray[np.uint8]:
+    channels, height, width = images.shape
+    size = (min(width, side), min(height, side))
+    arrays = images.images[torch.tensor(rows, dtype=torch.int64)].permute(0, 2, 3, 1).cpu().numpy()
+    scaled = [Image.fromarray(array.squeeze(2) if channels == 1 else array).resize(size) for array in arrays]
+    return np.array(scaled, dtype=np.uint8).reshape(len(rows), size[1], size[0], channels)

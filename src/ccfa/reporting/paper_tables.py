@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 from rich.table import Table as Screen
 
@@ -29,8 +28,9 @@ from ccfa.experiments.tables import TABLES, Cell, Setting, Table, cell_for, cell
 from ccfa.files import write_atomically
 from ccfa.methods import METHODS
 from ccfa.reporting.comparison import AVERAGE, paired
+from ccfa.reporting.page import render
 from ccfa.reporting.showing import require_ready, sweep
-from ccfa.reporting.values import Value, counted
+from ccfa.reporting.tables import Value, counted
 from ccfa.settings import Experiment, Running, command_words
 
 SLURM_MINUTES = 240  # the time limit of a job by default
@@ -49,11 +49,7 @@ BEGIN, END = "<!-- main table: written by `ccfa table --write` -->", "<!-- end o
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which cells of the tables to work on, and the folders to use.
-
-    >>> [cell.value for cell in Wanted("main", rows=("PODNet*",), columns=("5 tasks",)).cells()]
-    [64.62]
-    """
+    """Which cells of the tables to work on, and the folders to use."""
 
     name: str = ""  # of a table; every table if empty
     rows: tuple[str, ...] = ()  # labels or methods; every row if empty
@@ -87,7 +83,6 @@ class Wanted:
         return replace(table, columns=tuple(compress(table.columns, chosen)), rows=kept)
 
     def cells(self) -> list[Cell]:
-        """Return the wanted cells."""
         return self.table().cells if self.name else cells()
 
     def measured(self) -> list[Result]:
@@ -99,7 +94,6 @@ class Wanted:
         return left_to_run(self.cells(), self.measured(), self.orders)
 
     def nothing_to_do(self) -> str:
-        """Return what to print if no run is missing."""
         impossible = counted(sum(not can_run(cell.setting) for cell in self.cells()), "cell")
         return f"No run is missing. {impossible} cannot be run here, because the data or the method is not available."
 
@@ -193,13 +187,13 @@ def with_main_table(readme: str, results: Sequence[Result]) -> str:
 def _main_table(results: Sequence[Result]) -> str:
     """The rows of the main table that we have measured, in Markdown: the paper's value, then ours."""
     table = TABLES["supplement"]
-    lines = [_line("CIFAR-100, percent", *table.columns), _line(*["---"] * (1 + len(table.columns)))]
+    lines = [["CIFAR-100, percent", *table.columns], ["---"] * (1 + len(table.columns))]
     for label, row in table.rows.items():
         both = [(cell, measured(cell, results)) for cell in row if cell]
         texts = [f"{cell.value:.2f} / {f'{_ours(ours)} ({len(ours.results)})' if ours else '-'}" for cell, ours in both]
         if any(ours for _, ours in both):
-            lines.append(_line(label.replace("*", ""), *texts))
-    return "\n".join(lines)
+            lines.append([label.replace("*", ""), *texts])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def reproduction(results: Sequence[Result]) -> str:
@@ -208,10 +202,8 @@ def reproduction(results: Sequence[Result]) -> str:
     found = {cell: ours for cell in distinct if (ours := measured(cell, results))}
     targets = [cell for cell in found if cell.is_target]
     close = [cell for cell in targets if _is_close(cell, found[cell])]
-    environment = Environment(
-        loader=PackageLoader("ccfa.reporting"), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-    )
-    return environment.get_template("reproduction.md").render(
+    return render(
+        "reproduction.md",
         num_cells=len(distinct),
         num_measured=len(found),
         settings=counted(len({cell.setting for cell in found}), "setting"),
@@ -227,33 +219,26 @@ def reproduction(results: Sequence[Result]) -> str:
     )
 
 
-def _gains(results: Sequence[Result]) -> Iterator[str]:
+def _gains(results: Sequence[Result]) -> Iterator[list[str]]:
     """What CCFA adds, paired by class order and seed, beside the gain that the paper's own two runs have."""
     for plugged in cells():
         setting = plugged.setting
         alone = cell_for(replace(setting, ccfa=False))
         if not setting.ccfa or setting.options or plugged.metric != AVERAGE or not alone:
             continue
-        if gains := paired(_averages(alone.setting, results), _averages(setting, results)):
+        before, after = ([one for one in results if one.setting == side] for side in (alone.setting, setting))
+        if gains := paired(before, after):
             memory = "" if setting.memory in (20, None) else f", {setting.memory} exemplars"
             name = f"{setting.method}{f' + {setting.mix}' if setting.mix else ''}{memory}"
             gain = f"{plugged.value - alone.value:+.2f}"
-            yield _line(name, setting.scenario, gain, str(Value.of(gains, sign="+")), str(len(gains)))
+            yield [name, setting.scenario, gain, str(Value.of(gains, sign="+")), str(len(gains))]
 
 
-def _averages(setting: Setting, results: Sequence[Result]) -> dict[tuple[str, int], float]:
-    return {
-        (result.order, result.experiment.seed): 100 * result.report.metrics[AVERAGE]
-        for result in results
-        if result.setting == setting
-    }
-
-
-def _page_rows(table: Table, results: Sequence[Result]) -> Iterator[str]:
+def _page_rows(table: Table, results: Sequence[Result]) -> Iterator[list[str]]:
     for label, row in table.rows.items():
         for column, cell in zip(table.columns, row, strict=True):
             if cell:
-                yield _line(label.replace("*", "\\*"), column, *_page_cell(cell, results))
+                yield [label.replace("*", "\\*"), column, *_page_cell(cell, results)]
 
 
 def _is_close(cell: Cell, ours: Measured) -> bool:
@@ -298,10 +283,6 @@ def _cell_command(setting: Setting) -> str:
     method, data, name, _, _, *rest = experiment.arguments()  # without --seed
     words = ["ccfa", "sweep", method, "--ccfa", "on" if setting.ccfa else "off", "--orders", *ORDERS]
     return shlex.join([*words, "--seeds", str(SEED), data, name, *rest])
-
-
-def _line(*texts: str) -> str:
-    return f"| {' | '.join(texts)} |"
 
 
 def _commands(wanted: Wanted, running: Running) -> list[list[str]]:

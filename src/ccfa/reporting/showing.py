@@ -1,34 +1,32 @@
 """Run, resume and sweep, as people call them: what is about to happen, how it goes, and what came of it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table as Screen
 
 from ccfa import experiments
 from ccfa.data import data_set
 from ccfa.errors import CcfaError, DataError, LockedError, ResourceError, Stopped, UsageError
-from ccfa.evaluation import Report
+from ccfa.evaluation import DEFINITIONS, Report
 from ccfa.experiments import Run, resolve
 from ccfa.experiments import sweep as sweeping
 from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.ledger import store_result
+from ccfa.experiments.ledger import Result, store_result
 from ccfa.experiments.running import DEFAULTS, Audience, acceleration_of, finished, resolve_again, running_again
 from ccfa.experiments.stopping import stoppable
 from ccfa.experiments.sweep import Outcome, Swept, experiments_of
 from ccfa.files import require_place
 from ccfa.learning.acceleration import describe_device
 from ccfa.plugins import load_plugin
-from ccfa.reporting.comparison import Comparison, Entry, compare_entries, grouped, setting
-from ccfa.reporting.comparison_page import show_comparison
-from ccfa.reporting.page import write_page
-from ccfa.reporting.pictures import read_pictures
-from ccfa.reporting.tables import metrics_table
-from ccfa.reporting.tensorboard import TensorBoard, require_tensorboard
-from ccfa.reporting.terminal import Display
-from ccfa.reporting.values import counted
+from ccfa.reporting.comparison import Comparison, compare_entries, grouped, setting, show_comparison
+from ccfa.reporting.page import read_pictures, write_page
+from ccfa.reporting.tables import counted, metrics_table
+from ccfa.reporting.terminal import Display, TensorBoard
 from ccfa.settings import Experiment, Grid, Running
 
 WIDE = 120  # columns: in a narrower terminal the definitions would be long strips of single words
@@ -121,10 +119,10 @@ def _run_shown(resolved: Resolved, directory: Run, running: Running, console: Co
     with stoppable(running.max_minutes) as stop:
         try:
             with Display(resolved, console) as display:
-                audience: Audience = TensorBoard(directory.path, display) if running.tensorboard else display
+                audience: Audience = TensorBoard(directory, display) if running.tensorboard else display
                 return experiments.run(resolved, directory, running, audience, stop, new)
         except (Exception, Stopped) as ended:
-            _show_partial_page(directory, resolved, ended, console)
+            _show_page(directory, resolved, console, ended)
             raise
 
 
@@ -169,13 +167,16 @@ def sweep(
 
     def audience(resolved: Resolved, directory: Run) -> Audience:
         display = Display(resolved, console, several=True)
-        return TensorBoard(directory.path, display) if running.tensorboard else display
+        return TensorBoard(directory, display) if running.tensorboard else display
 
     def on_end(outcome: Outcome) -> None:
-        show_end(outcome, console)
-        if outcome.report and results:
+        resolved, directory, report, error = outcome
+        if isinstance(error, CcfaError):
+            console.print(f"{directory.path.name}: {error}", soft_wrap=True)
+        _show_page(directory, resolved, console, error)
+        if report and results:
             try:
-                store_result(outcome.report, results)
+                store_result(report, results)
             except ResourceError as error:  # the other runs go on; repeating the command keeps this report
                 console.print(f"note: the report is not kept. {error}", soft_wrap=True)
 
@@ -189,27 +190,11 @@ def sweep(
             show_comparison(comparison, folder, console)
     console.print(f"Run directories: {out}", soft_wrap=True)
     if swept.errors:
-        raise failure(swept.errors)
+        told = "\n".join(f"  {name}: {error}" for name, error in swept.errors.items())
+        failed = CcfaError(f"Not every run finished; repeat the command to continue those that failed:\n{told}")
+        failed.exit_code = next(iter(swept.errors.values())).exit_code
+        raise failed
     return [Run(out / name) for name in swept.reports]
-
-
-def show_end(outcome: Outcome, console: Console) -> None:
-    """Write the page of a run of a sweep and say where it is, and why the run failed, if it did."""
-    resolved, directory, _, error = outcome
-    if isinstance(error, CcfaError):
-        console.print(f"{directory.path.name}: {error}", soft_wrap=True)
-    if error:
-        _show_partial_page(directory, resolved, error, console)
-    else:
-        console.print(write_page(directory.path, resolved), soft_wrap=True)
-
-
-def failure(errors: Mapping[str, CcfaError]) -> CcfaError:
-    """One error for runs that failed, with the exit code of the first."""
-    told = "\n".join(f"  {name}: {error}" for name, error in errors.items())
-    one = CcfaError(f"Not every run finished; repeat the command to continue those that failed:\n{told}")
-    one.exit_code = next(iter(errors.values())).exit_code
-    return one
 
 
 def comparisons(swept: Swept, out: Path) -> dict[Path, Comparison]:
@@ -217,7 +202,7 @@ def comparisons(swept: Swept, out: Path) -> dict[Path, Comparison]:
     refused = [f"{method} + CCFA: {reason}" for method, reason in swept.refused.items()]
     if not swept.reports:
         raise UsageError("Nothing was run. " + " ".join(refused))
-    entries = [Entry(out / name, report) for name, report in swept.reports.items()]
+    entries = [Result(out / name, report) for name, report in swept.reports.items()]
     compared = [compare_entries(group, refused) for group in grouped(entries, setting).values()]
     folder = out / "comparison"
     return {folder / one.scenario if len(compared) > 1 else folder: one for one in compared}
@@ -229,16 +214,19 @@ def require_ready(running: Running) -> None:
         minutes = getattr(running, name)
         if minutes is not None and not 0 <= minutes < math.inf:
             raise UsageError(f"--{name.replace('_', '-')} takes a number of minutes, 0 or more, got {minutes}.")
-    if running.tensorboard:
-        require_tensorboard()
+    if running.tensorboard and find_spec("tensorboard") is None:
+        raise UsageError(
+            "--tensorboard needs the package tensorboard, which is not installed. "
+            "Install it with: pip install 'ccfa[tensorboard]' (or pip install tensorboard), or leave --tensorboard out."
+        )
     if running.first_stages:
         require_place(running.first_stages)
     for path in running.plugin:
         load_plugin(path)
 
 
-def _show_partial_page(directory: Run, resolved: Resolved, ended: BaseException, console: Console) -> None:
-    """Write the page of a run that ended early, if a stage is finished, and say where it is."""
+def _show_page(directory: Run, resolved: Resolved, console: Console, ended: BaseException | None) -> None:
+    """Write the page of a run that has finished a stage, and say where it is; not if another process has the run."""
     if not isinstance(ended, LockedError) and (directory.path / "report.json").exists():
         console.print(write_page(directory.path, resolved), soft_wrap=True)
 
@@ -261,6 +249,16 @@ def show_finished(directory: Run, data_dir: Path | None, console: Console) -> No
 
 def show_result(report: Report, path: Path, resolved: Resolved | None, console: Console) -> None:
     """Show a run's result, write its page, and say where both are."""
-    console.print(metrics_table(report, with_definitions=console.width >= WIDE))  # the page has the definitions too
+    headings, rows = metrics_table(report)
+    screen = Screen(title=report.name, title_justify="left")
+    screen.add_column(headings[0], no_wrap=True)
+    for heading in headings[1:]:
+        screen.add_column(heading, justify="right")
+    is_wide = console.width >= WIDE
+    if is_wide:  # the page has the definitions, too
+        screen.add_column("definition")
+    for row, definition in zip(rows, DEFINITIONS.values(), strict=True):
+        screen.add_row(*map(str, row), *([definition] if is_wide else []))
+    console.print(screen)
     console.print(f"Run directory: {path}", soft_wrap=True)
     console.print(write_page(path, resolved), soft_wrap=True)

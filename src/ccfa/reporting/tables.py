@@ -1,79 +1,169 @@
-"""The metrics of a run, and what there is to choose from, as tables for the terminal."""
+"""Numbers as text, the same wherever they are shown, and tables of them as CSV, Markdown and LaTeX."""
 
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from rich.table import Table
-
-from ccfa.augmentation import CCFA, MIXES
-from ccfa.data import describe_data_sets, order_names
-from ccfa.evaluation import DEFINITIONS, Report
-from ccfa.experiments.options import schema
-from ccfa.experiments.presets import SCENARIOS
-from ccfa.experiments.tables import PAPERS, TABLES, cited_only
-from ccfa.methods import METHODS
-from ccfa.methods.method import EVERYTHING
-from ccfa.models import BACKBONES
-from ccfa.reporting.values import percent
+from ccfa.evaluation import DEFINITIONS, Numbers, Report, mean_and_spread
+from ccfa.files import csv_text
+from ccfa.settings import Experiment
 
 
-def metrics_table(report: Report, with_definitions: bool = True) -> Table:
-    """Every metric of a run by every rule of prediction, the method's own first; earlier reports may lack some."""
-    table = Table(title=report.name, title_justify="left")
-    table.add_column("percent", no_wrap=True)
-    rules = [report.own, *(rule for rule in report.rules if rule != report.own)]
-    for rule in rules:
-        own = " (own rule)" if rule == report.own else ""
-        table.add_column(f"by {rule.replace('_', ' ')}{own}", justify="right")
-    if with_definitions:
-        table.add_column("definition")
-    for name, definition in DEFINITIONS.items():
-        values = [percent(report.rules[rule].metrics.get(name)) for rule in rules]
-        table.add_row(name.replace("_", " "), *values, *([definition] if with_definitions else []))
-    return table
+class Value(NamedTuple):
+    """The mean of several runs and their sample standard deviation; NaN where there is none.
+
+    >>> str(Value.of([1.0, 3.0])), str(Value.of([1.0], sign="+")), str(Value.of([]))
+    ('2.00 ± 1.41', '+1.00', '-')
+    """
+
+    mean: float
+    spread: float
+    decimals: int = 2
+    sign: str = ""
+
+    @classmethod
+    def of(cls, values: Sequence[float], **form: Any) -> "Value":
+        return cls(*mean_and_spread(values), **form)
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """Mean and spread as text, empty where there is none."""
+        mean = "" if math.isnan(self.mean) else f"{self.mean:{self.sign}.{self.decimals}f}"
+        return mean, "" if math.isnan(self.spread) else f"{self.spread:.{self.decimals}f}"
+
+    def __str__(self) -> str:
+        mean, spread = self.texts
+        return f"{mean} ± {spread}" if spread else mean or "-"
 
 
-def catalogue(what: str) -> list[Table]:
-    """What there is to choose from, of one kind."""
-    if what == "methods":
-        return [_methods()]
-    if what == "options":
-        factories: dict[str, Callable[..., Any]] = {**METHODS, "ccfa": CCFA, **MIXES}
-        return [_options(name, function) for name, function in factories.items()]
-    names: dict[str, Mapping[str, str]] = {
-        "datasets": describe_data_sets(),
-        "scenarios": SCENARIOS,
-        "orders": order_names(),
-        "backbones": {name: str(builder) for name, builder in BACKBONES.items()},
-        "tables": {name: table.title for name, table in TABLES.items()},
-    }
-    table = Table(what, "what it is")
-    for name, meaning in names[what].items():
-        table.add_row(name, meaning)
-    return [table]
+Cell = str | int | Value
 
 
-def _methods() -> Table:
-    table = Table("method", "what it is", "paper", "memory")
-    for name, function in METHODS.items():
-        method = function()
-        kept = method.memory.quota(1)
-        memory = "none" if not kept else "every image" if method.memory == EVERYTHING else f"{kept} per class"
-        needed = ", needed" if method.needs_memory else ""
-        table.add_row(name, _first_line(function), PAPERS.get(name, ""), memory + needed)
-    for name in cited_only():
-        table.add_row(name, "in tables with its published values only", "", "")
-    return table
+class Table(NamedTuple):
+    """Headings, and rows of as many cells."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
 
 
-def _options(name: str, function: Callable[..., Any]) -> Table:
-    table = Table("option", "type", "default", title=name, title_justify="left")
-    parameters = inspect.signature(function).parameters
-    for option, kind in schema(function).items():
-        table.add_row(option, inspect.formatannotation(kind), str(parameters[option].default))
-    return table
+def number(value: float, unit: str = "", decimals: int = 1) -> str:
+    """Format a value, or a dash where there is none.
+
+    >>> number(1234.56), number(math.nan), number(12.3456, " %", 2)
+    ('1,234.6', '-', '12.35 %')
+    """
+    return f"{value:,.{decimals}f}{unit}" if math.isfinite(value) else "-"
 
 
-def _first_line(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or "").split("\n")[0]
+def percent(value: float | None, decimals: int = 2) -> str:
+    """Format a fraction as a percentage, or a dash where there is none.
+
+    >>> percent(0.12345), percent(0.5, 1), percent(None)
+    ('12.35', '50.0', '-')
+    """
+    return "-" if value is None else number(100 * value, decimals=decimals)
+
+
+def duration(seconds: float) -> str:
+    """Format a length of time for people.
+
+    >>> duration(59.4), duration(200), duration(3661), duration(math.nan)
+    ('59.4 s', '3 min 20 s', '1 h 01 min', 'unknown time')
+    """
+    if not math.isfinite(seconds):
+        return "unknown time"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
+
+
+def counted(number: int, noun: str, plural: str = "s") -> str:
+    """Format a number with its noun.
+
+    >>> counted(1, "image"), counted(2, "class", "es")
+    ('1 image', '2 classes')
+    """
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def plain(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def method_name(experiment: Experiment) -> str:
+    """Return the method with what is plugged into it, such as "podnet + CCFA"."""
+    return " + ".join(filter(None, [experiment.method, experiment.mix, "CCFA" if experiment.ccfa else None]))
+
+
+def own_first(report: Report) -> dict[str, Numbers]:
+    """Return the numbers of a report by each rule of prediction, the method's own rule first."""
+    return {report.own: report.rules[report.own], **report.rules}
+
+
+def metrics_table(report: Report) -> Table:
+    """List every metric by every rule of prediction; reports of earlier versions may lack some."""
+    rules = own_first(report)
+    headings = [f"by {plain(rule)}{' (own rule)' if rule == report.own else ''}" for rule in rules]
+    rows = [[plain(name), *(percent(numbers.metrics.get(name)) for numbers in rules.values())] for name in DEFINITIONS]
+    return Table(["percent", *headings], rows)
+
+
+def to_csv(table: Table) -> str:
+    """Format a table as comma-separated values, mean and spread in separate columns."""
+    columns: list[list[Cell]] = []
+    for heading, *cells in zip(table.headings, *table.rows, strict=True):
+        pairs = [cell.texts if isinstance(cell, Value) else (cell, "") for cell in cells]
+        columns.append([heading, *(mean for mean, _ in pairs)])
+        if any(spread for _, spread in pairs):
+            columns.append([f"{heading} spread", *(spread for _, spread in pairs)])
+    return csv_text(zip(*columns, strict=True))
+
+
+def to_markdown(table: Table, title: str, note: str) -> str:
+    """Format a table in Markdown, under a line with its title and a note."""
+    rule = ["---", *["---:"] * (len(table.headings) - 1)]
+    lines = [map(_markdown, table.headings), rule, *(map(_markdown, row) for row in table.rows)]
+    return "\n".join([f"**{_markdown(title)}**, {note}", "", *(f"| {' | '.join(line)} |" for line in lines)]) + "\n"
+
+
+def to_latex(table: Table, title: str, note: str) -> str:
+    """Format a table in the style of LaTeX's booktabs, under a comment with its title and a note."""
+    heading, *body = (" & ".join(map(_latex, row)) + r" \\" for row in [table.headings, *table.rows])
+    lines = [
+        f"% {' '.join(title.split())}, {note}",
+        r"% Needs \usepackage{booktabs}.",
+        rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}",
+        r"\toprule",
+        heading,
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(cell: Cell) -> str:
+    """Escape every sign that Markdown or HTML would read."""
+    return re.sub(r"([\\`*_{}\[\]<>&|#~!])", r"\\\1", " ".join(str(cell).split()))
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': "''",
+    **{sign: "\\" + sign for sign in "{}$&#%_"},
+}
+
+
+def _latex(cell: Cell) -> str:
+    if isinstance(cell, Value):
+        mean, spread = cell.texts
+        return f"${mean} \\pm {spread}$" if spread else f"${mean}$" if mean else "--"
+    return "".join(_LATEX.get(sign, sign) for sign in " ".join(str(cell).split()))

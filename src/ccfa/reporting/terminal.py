@@ -1,6 +1,7 @@
-"""The terminal, a pipe or a file: where the command line prints, and what it shows of a run at work."""
+"""Who watches a run: the terminal, a pipe or a file that the command line prints to, and TensorBoard."""
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -9,11 +10,13 @@ from rich.text import Text
 from torch import Tensor
 
 from ccfa.data import Stage
-from ccfa.errors import printable
+from ccfa.errors import ModelError, printable
 from ccfa.evaluation import rule_name
+from ccfa.experiments import Run
 from ccfa.experiments.experiment import Resolved
+from ccfa.experiments.running import Audience
 from ccfa.learning import Progress
-from ccfa.reporting.values import duration, percent
+from ccfa.reporting.tables import duration, percent, plain
 
 BROKEN_PIPE_CODE = 141  # 128 + SIGPIPE, as of a command that knows nothing of pipes
 ACCURACIES_SHOWN = 5
@@ -30,11 +33,9 @@ class Output(Console):
         super().__init__(markup=False, highlight=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return text with control characters written out."""
         return super().render_str(printable(text), **options)
 
     def on_broken_pipe(self) -> None:
-        """End the process with the code of a broken pipe."""
         try:
             super().on_broken_pipe()
         except SystemExit:
@@ -71,32 +72,26 @@ class Display:
             self.live.stop()
 
     def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
-        """Show where the run stands, now and then."""
         self.done += progress.batch_size
         self.done_here += progress.batch_size
         if time.monotonic() - self.last_shown >= self.pause:
             self._show(progress)
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
-        """Show the end of each phase where there is no live line."""
         if not self.live and not self.prefix and progress.epoch == progress.num_epochs - 1:
             self._show(progress, f"loss {losses['loss']:.3f}")
 
     def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
-        """Show the stage's result."""
         self.accuracies.append(result["accuracy"])
         self.done = max(self.done, sum(self.plan[: stage.index + 1]))  # another process may have learned it
         self.last_shown = time.monotonic()
         other = result[f"{self.other_rule}_accuracy"]
-        parts = [
-            f"stage {stage.index + 1}/{self.num_stages}",
-            f"{stage.num_seen} classes",
-            f"accuracy {percent(result['accuracy'])}%",
-        ]
+        parts = [f"stage {stage.index + 1}/{self.num_stages}", f"{stage.num_seen} classes"]
+        parts.append(f"accuracy {percent(result['accuracy'])}%")
         if result["old_accuracy"] is not None:
             parts.append(f"(old {percent(result['old_accuracy'])}%, new {percent(result['new_accuracy'])}%)")
         if other is not None:
-            parts.append(f"{self.other_rule.replace('_', ' ')} {percent(other)}%")
+            parts.append(f"{plain(self.other_rule)} {percent(other)}%")
         self.console.print(self.prefix + "  ".join([*parts, f"{result['seconds']:.1f} s"]), soft_wrap=True)
 
     def _show(self, progress: Progress, *extra: str) -> None:
@@ -129,3 +124,43 @@ def planned_images(resolved: Resolved) -> list[int]:
         images = sum(sizes[stage.num_old : stage.num_seen]) + sum(min(size, quota) for size in sizes[: stage.num_old])
         plan.append(images * sum(phase.epochs for phase in resolved.method.phases(stage)))
     return plan
+
+
+class TensorBoard:
+    """Writes each epoch and each stage as scalars, and passes everything on to another audience.
+
+    The steps are lines of metrics.jsonl and classes seen, so that a continued run replaces what it does again.
+    """
+
+    def __init__(self, run: Run, audience: Audience) -> None:
+        self.run, self.audience = run, audience
+        self.num_epochs = 0
+        self.writers: dict[str, Any] = {}
+
+    def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
+        self.audience.on_batch(progress, losses)
+
+    def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
+        if self.num_epochs:
+            self.num_epochs += 1
+        else:
+            with suppress(ModelError):  # a full disk takes no log, and the run goes on
+                self.num_epochs = len(self.run.read_epochs())  # this one and those of earlier processes
+        speed = progress.num_batches * progress.batch_size / max(seconds, 1e-9)
+        self._write("epochs", self.num_epochs, progress.phase, {**losses, "lr": lr, "images_per_second": speed})
+        self.audience.on_epoch(progress, losses, lr, seconds)
+
+    def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
+        values = {name: value for name, value in result.items() if name not in ("stage", "num_seen")}
+        self._write("stages", stage.num_seen, "stage", values)
+        self.audience.on_stage(stage, result)
+
+    def _write(self, folder: str, step: int, group: str, values: dict[str, float | None]) -> None:
+        if folder not in self.writers:  # epochs and stages begin again at different steps, hence two
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writers[folder] = SummaryWriter(str(self.run.path / "tensorboard" / folder), purge_step=step)
+        for name, value in values.items():
+            if value is not None:
+                self.writers[folder].add_scalar(f"{group}/{name}", value, step)
+        self.writers[folder].flush()  # a run that is killed loses nothing

@@ -16,7 +16,7 @@
     show(text, box.left + box.width / 2, box.top + Math.min(box.height / 2, 60));
   };
 
-  // Lines, columns and bars: each part has a title; as our own hint it comes at once and answers to the keyboard too.
+  // Lines: each part has a title; as our own hint it comes at once and answers to the keyboard too.
   const parts = (chart) => {
     const hits = [...chart.querySelectorAll(".hit")];
     hits.forEach((hit) => { const title = hit.querySelector("title"); hit.dataset.tip = title.textContent; title.remove(); });

@@ -1,0 +1,91 @@
+"""What there is: `ccfa list` shows what can be chosen, `ccfa doctor` what this machine has."""
+
+import inspect
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+import ccfa
+from ccfa.augmentation import CCFA, MIXES
+from ccfa.data import DATASETS, describe_data_sets, order_names
+from ccfa.experiments.options import schema
+from ccfa.experiments.presets import SCENARIOS
+from ccfa.experiments.tables import PAPERS, TABLES, cited_only
+from ccfa.methods import METHODS
+from ccfa.methods.method import EVERYTHING
+from ccfa.models import BACKBONES
+
+PACKAGES = ("numpy", "scikit-learn", "safetensors", "tyro", "rich", "pillow", "jinja2")
+
+
+def catalogue(what: str) -> list[Table]:
+    """Return what there is to choose from, of one kind."""
+    if what == "methods":
+        return [_methods()]
+    if what == "options":
+        factories: dict[str, Callable[..., Any]] = {**METHODS, "ccfa": CCFA, **MIXES}
+        return [_options(name, function) for name, function in factories.items()]
+    names: dict[str, Mapping[str, str]] = {
+        "datasets": describe_data_sets(),
+        "scenarios": SCENARIOS,
+        "orders": order_names(),
+        "backbones": {name: str(builder) for name, builder in BACKBONES.items()},
+        "tables": {name: table.title for name, table in TABLES.items()},
+    }
+    table = Table(what, "what it is")
+    for name, meaning in names[what].items():
+        table.add_row(name, meaning)
+    return [table]
+
+
+def _methods() -> Table:
+    table = Table("method", "what it is", "paper", "memory")
+    for name, function in METHODS.items():
+        method = function()
+        kept = method.memory.quota(1)
+        memory = "none" if not kept else "every image" if method.memory == EVERYTHING else f"{kept} per class"
+        needed = ", needed" if method.needs_memory else ""
+        first_line = (inspect.getdoc(function) or "").split("\n")[0]
+        table.add_row(name, first_line, PAPERS.get(name, ""), memory + needed)
+    for name in cited_only():
+        table.add_row(name, "in tables with its published values only", "", "")
+    return table
+
+
+def _options(name: str, function: Callable[..., Any]) -> Table:
+    table = Table("option", "type", "default", title=name, title_justify="left")
+    parameters = inspect.signature(function).parameters
+    for option, kind in schema(function).items():
+        table.add_row(option, inspect.formatannotation(kind), str(parameters[option].default))
+    return table
+
+
+def findings(data_dir: Path | None) -> Iterator[str]:
+    """Yield versions, devices, data and disk space, one line for each, with what to do about what is missing."""
+    yield f"ccfa {ccfa.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+    for package in PACKAGES:
+        try:
+            yield f"{package} {version(package)}"
+        except PackageNotFoundError:
+            yield f"{package}: missing. Try: pip install {package}"
+    if not torch.cuda.is_available():
+        build = "a CPU build" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
+        yield f"GPU: none found (torch is {build}); runs use the CPU. See 'PyTorch for your machine' in the README."
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        yield f"GPU {index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    where = data_dir or os.environ.get("CCFA_DATA")
+    looked = f"not in {where}" if where else "no --data-dir and no $CCFA_DATA"
+    for name, data in DATASETS.items():
+        found = data.find(data_dir) if data.find else None
+        missing = f"{looked}. " if data.find else ""
+        yield f"{name}: {found or missing + data.description}"
+    yield f"disk: {shutil.disk_usage(Path.cwd()).free / 1e9:.1f} GB free here"

@@ -1,0 +1,102 @@
+"""`ccfa list` and `ccfa doctor`."""
+
+import io
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import ccfa
+from ccfa.augmentation import CCFA, MIXES
+from ccfa.data import DATASETS
+from ccfa.experiments.options import schema
+from ccfa.experiments.presets import SCENARIOS
+from ccfa.experiments.tables import TABLES, cited_only
+from ccfa.methods import METHODS
+from ccfa.models import BACKBONES
+from ccfa.reporting import inventory
+from ccfa.reporting.inventory import PACKAGES, catalogue, findings
+from ccfa.reporting.terminal import Output
+
+
+def rows(*tables):
+    """The cells of each row, by the first cell."""
+    console = Output(file=io.StringIO(), width=400)
+    console.print(*tables)
+    lines = console.file.getvalue().splitlines()
+    cells = [[cell.strip() for cell in line.strip("│┃\n ").split("│")] for line in lines]
+    return {row[0]: row for row in cells}
+
+
+def test_methods_are_listed_with_their_memory():
+    found = rows(*catalogue("methods"))
+    assert {*METHODS, *cited_only()} <= set(found)
+    memories = [found[name][3] for name in ("finetune", "podnet", "joint")]
+    assert memories == ["none", "20 per class, needed", "every image"]
+    assert all(found[name][1] for name in METHODS)
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("datasets", [*DATASETS, "PATH"]),
+        ("scenarios", SCENARIOS),
+        ("orders", ["natural", "seed-N", "podnet-0"]),
+        ("backbones", BACKBONES),
+        ("tables", TABLES),
+    ],
+)
+def test_catalogues_are_complete(what, names):
+    found = rows(*catalogue(what))
+    assert all(found[name][1] for name in names)
+
+
+def test_options_have_type_and_default():
+    functions = {**METHODS, "ccfa": CCFA, **MIXES}
+    tables = {table.title: table for table in catalogue("options")}
+    assert tables.keys() == functions.keys()
+    for name, function in functions.items():
+        assert set(schema(function)) <= set(rows(tables[name]))
+    assert rows(tables["podnet"])["epochs"] == ["epochs", "int", "160"]
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """The lines about one thing, on a machine without data."""
+    monkeypatch.delenv("CCFA_DATA", raising=False)
+    return lambda name, data_dir=None: [line for line in findings(data_dir) if line.startswith(name)]
+
+
+def test_versions_are_listed(found, monkeypatch):
+    assert ccfa.__version__ in found("ccfa")[0]
+    assert torch.__version__ in found("torch")[0]
+    assert all(found(package) for package in (*PACKAGES, "disk"))
+
+    def version(package):
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(inventory, "version", version)
+    assert "pip install rich" in found("rich")[0]
+
+
+@pytest.mark.parametrize(
+    ("count", "build", "lines"),
+    [(0, None, ["a CPU build"]), (0, "12.8", ["CUDA 12.8"]), (2, "12.8", ["0: a card, 80 GiB", "1: a card, 80 GiB"])],
+)
+def test_gpus_are_listed_or_missing_with_a_reason(found, monkeypatch, count, build, lines):
+    gpu = SimpleNamespace(name="a card", total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(torch.version, "cuda", build)
+    assert all(part in line for part, line in zip(lines, found("GPU"), strict=True))
+
+
+def test_data_are_looked_for(found, tmp_path, monkeypatch):
+    assert "--data-dir" in found("cifar100")[0]
+    assert str(tmp_path) in found("cifar100", tmp_path)[0]
+    monkeypatch.setenv("CCFA_DATA", str(tmp_path))
+    assert str(tmp_path) in found("cifar100")[0]
+    (tmp_path / "cifar-100-binary").mkdir()
+    assert found("cifar100", tmp_path) == [f"cifar100: {tmp_path / 'cifar-100-binary'}"]
