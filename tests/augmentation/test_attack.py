@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ccfa.augmentation import attack as module
-from ccfa.augmentation.attack import attack
-from ccfa.losses.classification import cross_entropy, nca, nca_exclusive
+from ccfa.augmentation import ccfa as module
+from ccfa.augmentation.ccfa import attack
+from ccfa.losses import cross_entropy, nca, nca_exclusive
 from ccfa.models import CosineHead, LinearHead, LocalSimilarityHead
 
 CRITERIA = [cross_entropy, nca, nca_exclusive]

@@ -12,7 +12,7 @@ from ccfa.augmentation.ccfa import CCFA, cross_class_features
 from ccfa.augmentation.samples import Samples, classification_loss
 from ccfa.augmentation.targets import TARGETS, random_class
 from ccfa.errors import UsageError
-from ccfa.losses.classification import cross_entropy, nca
+from ccfa.losses import cross_entropy, nca
 from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead
 
 DIM, NUM_OLD, NUM_NEW = 16, 6, 3

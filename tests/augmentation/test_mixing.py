@@ -12,7 +12,7 @@ from ccfa.augmentation.targets import TARGETS
 from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.learning.step import step_losses
-from ccfa.losses.classification import cross_entropy
+from ccfa.losses import cross_entropy
 from ccfa.methods import with_image_augmentation
 from ccfa.models import BACKBONES, LinearHead
 from ccfa.models.backbone import MapMixing

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ccfa.kernels.convolution import Conv3x3, Normalise, normalised
+from ccfa.kernels import Conv3x3, Normalise, normalised
 
 SHAPES = [
     (3, 16, 1, 32),

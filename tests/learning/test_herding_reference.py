@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import reference
-from ccfa.methods.selection import herd
+from ccfa.methods.parts import herd
 
 
 def embeddings(seed, num_rows, dim, offset=0.0):

@@ -18,7 +18,7 @@ from ccfa.learning.loop import optimise
 from ccfa.learning.step import step_losses
 from ccfa.methods import Budget, with_augmentation
 from ccfa.methods.method import EVERYTHING, NOTHING
-from ccfa.methods.selection import herd
+from ccfa.methods.parts import herd
 from toys import STAGES, TOY, Recorder, begun, learned, rows_of, tiny, toy_images
 
 TEST = toy_images(seed=1, per_class=5)

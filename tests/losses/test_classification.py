@@ -7,7 +7,7 @@ import torch
 import reference
 import reference_mixing
 import reference_rivals
-from ccfa.losses.classification import (
+from ccfa.losses import (
     binary_cross_entropy,
     cross_entropy,
     margin_ranking,

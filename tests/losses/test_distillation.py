@@ -8,7 +8,7 @@ import reference
 import reference_afc
 import reference_mixing
 import reference_rivals
-from ccfa.losses.distillation import (
+from ccfa.losses import (
     cosine_distance,
     frobenius_distance,
     pod_spatial,

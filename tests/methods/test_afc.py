@@ -9,7 +9,7 @@ import reference_afc
 from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.learning.step import step_losses
-from ccfa.losses.distillation import weighted_discrepancy, weighted_discrepancy_paper
+from ccfa.losses import weighted_discrepancy, weighted_discrepancy_paper
 from ccfa.methods.afc import afc, divided_by_mean
 from ccfa.methods.podnet import podnet
 from toys import STAGES, begun, learned, tiny

@@ -5,7 +5,7 @@ import reference_rivals as rivals
 from ccfa.augmentation import CCFA, Mixup, Samples
 from ccfa.data import Stage
 from ccfa.learning.step import step_losses
-from ccfa.losses.classification import binary_cross_entropy
+from ccfa.losses import binary_cross_entropy
 from ccfa.methods import Step, with_augmentation, with_image_augmentation
 from ccfa.methods.icarl import SigmoidDistillation
 from ccfa.models import Features, LinearHead

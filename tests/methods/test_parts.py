@@ -10,7 +10,7 @@ import reference
 from ccfa.augmentation import Samples
 from ccfa.data import Stage
 from ccfa.errors import UsageError
-from ccfa.losses.distillation import cosine_distance, pod_spatial
+from ccfa.losses import cosine_distance, pod_spatial
 from ccfa.methods import Budget, Step, with_memory
 from ccfa.methods.parts import (
     EmbeddingDistillation,

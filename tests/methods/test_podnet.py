@@ -3,8 +3,7 @@ import pytest
 from ccfa.data import split
 from ccfa.errors import UsageError
 from ccfa.learning.step import step_losses
-from ccfa.losses.classification import nca_exclusive
-from ccfa.losses.distillation import cosine_distance, pod_spatial, pod_spatial_paper, squared_distance
+from ccfa.losses import cosine_distance, nca_exclusive, pod_spatial, pod_spatial_paper, squared_distance
 from ccfa.methods import Budget
 from ccfa.methods.parts import seen_to_new
 from ccfa.methods.podnet import podnet

@@ -12,11 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ccfa.augmentation.mixing import ClassMixing, Rotations
-from ccfa.losses.classification import cross_entropy, semantic_augmentation
-from ccfa.losses.distillation import frobenius_distance
-from ccfa.methods.method import LearnerView, Method, Step, Term
+from ccfa.losses import cross_entropy, frobenius_distance, semantic_augmentation
+from ccfa.methods.method import LearnerView, Method, Recipe, Step, Term, register_method
 from ccfa.methods.parts import Phases, Steps, adam
-from ccfa.methods.recipe import Recipe, register_method
 from ccfa.models import KeepingLinearHead, LinearHead
 
 PUBLISHED = Recipe("resnet18-il2a", epochs=101, batch_size=64, lr=1e-3, weight_decay=2e-4)
