@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-import reference_mixing as reference
+import reference
 from ccfa.augmentation import CCFA, MIXES, CutMix, ManifoldMixup, Mixup, Samples
 from ccfa.augmentation.mixing import ClassMixing, Rotations, beta, pair_label, random_partners, rectangle
 from ccfa.augmentation.targets import TARGETS
@@ -155,11 +155,6 @@ def test_it_acts_only_where_it_may(changes, expected, monkeypatch):
     monkeypatch.setattr("ccfa.learning.loop.step_losses", noted)
     learned(with_image_augmentation(tiny("podnet", epochs=1), Counting(**changes)), 2)
     assert calls == expected
-
-
-def test_a_second_mixing_is_refused():
-    with pytest.raises(UsageError, match="Mixup"):
-        with_image_augmentation(with_image_augmentation(tiny("replay"), Mixup()), CutMix())
 
 
 @pytest.mark.parametrize("num_new", [1, 2, 5, 50])

@@ -12,7 +12,6 @@ from ccfa.errors import ResourceError, UsageError
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import (
     Acceleration,
-    describe_device,
     memory_errors_explained,
     pick_device,
     suit_threads,
@@ -52,16 +51,6 @@ def test_numbered_gpus_become_current(monkeypatch, name, count):
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     assert pick_device(name) == torch.device(name)
     assert current == ([torch.device(name)] if ":" in name else [])
-
-
-def test_a_cpu_is_described_by_its_threads():
-    assert describe_device(pick_device("cpu")) == f"cpu ({torch.get_num_threads()} threads)"
-
-
-@pytest.mark.gpu
-@needs_gpu
-def test_a_gpu_is_described_by_its_name():
-    assert describe_device(pick_device("cuda")) == torch.cuda.get_device_name()
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError("full")])

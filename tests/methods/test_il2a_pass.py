@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-import reference_mixing as reference
+import reference
 from ccfa.augmentation import CCFA, Samples
 from ccfa.learning import Learner
 from ccfa.learning.step import step_losses

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -62,10 +62,7 @@ class CCFA:
     backbone_weight: float | None = None
     phases: tuple[str, ...] = ("main", "balanced")
 
-    @property
-    def needs_old_head(self) -> bool:
-        """True: without one there is nothing to attack."""
-        return True
+    needs_old_head: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         target_rule(self.target)
@@ -243,12 +240,6 @@ def attack(
 
     Returns:
         Z' = z^N * norms, and Y_pseudo = argmax g_{k-1}(Z').
-
-    >>> head = torch.nn.Linear(2, 2, bias=False)
-    >>> _ = torch.nn.init.eye_(head.weight)
-    >>> start, one = torch.tensor([[0.8, 0.6]]), torch.ones(1, 1)
-    >>> attack(head, cross_entropy, start, one, torch.tensor([1]), 0.1 * one, steps=2)
-    (tensor([[0.6000, 0.8000]]), tensor([1]))
     """
     if done := _by_kernel(old_head, criterion, start, targets, alpha, steps):
         return done[0] * norms, done[1]

@@ -138,10 +138,6 @@ def solve(confidences: Tensor, classes: Tensor, num_old: int, share: Tensor | fl
 
     Returns:
         The relaxed assignment S (N, K). Its rows sum to 1.
-
-    >>> solve(torch.tensor([[0.9, 0.8], [0.9, 0.1]]), torch.tensor([[0, 1], [0, 1]]), 2, 1.0).round()
-    tensor([[0., 1.],
-            [1., 0.]])
     """
     num_rows, num_places = confidences.shape
     flat = classes.flatten()

@@ -77,13 +77,10 @@ def _proxies(directions: Sequence[Tensor], num_proxies: int, generator: Generato
     return centres
 
 
-def kmeans(
-    points: Tensor,
-    num_clusters: int,
-    generator: Generator,
-    num_restarts: int = 10,
-    max_iterations: int = 300,
-) -> Tensor:
+RESTARTS, MAX_ITERATIONS = 10, 300  # of k-means, as scikit-learn's
+
+
+def kmeans(points: Tensor, num_clusters: int, generator: Generator) -> Tensor:
     """The best centres (..., k, d) of several k-means++ starts for points (..., n, d); too few points repeat.
 
     All restarts of all classes run at once, on the device.
@@ -91,9 +88,9 @@ def kmeans(
     *batch, num_points, dim = points.shape
     if num_points < num_clusters:
         points = points[..., torch.arange(num_clusters, device=points.device) % num_points, :]
-    points = points.reshape(-1, 1, *points.shape[-2:]).expand(-1, num_restarts, -1, -1).flatten(0, 1)  # (B * R, n, d)
+    points = points.reshape(-1, 1, *points.shape[-2:]).expand(-1, RESTARTS, -1, -1).flatten(0, 1)  # (B * R, n, d)
     centres = _plus_plus(points, num_clusters, generator)
-    for _ in range(max_iterations):
+    for _ in range(MAX_ITERATIONS):
         member = F.one_hot(torch.cdist(points, centres).argmin(dim=2), num_clusters).to(points)  # (B * R, n, k)
         sizes = member.sum(dim=1).unsqueeze(2)
         means = member.transpose(1, 2) @ points / sizes.clamp(min=1)
@@ -101,8 +98,8 @@ def kmeans(
         if torch.equal(updated, centres):
             break
         centres = updated
-    inertia = torch.cdist(points, centres).amin(dim=2).square().sum(dim=1).view(-1, num_restarts)
-    best = inertia.argmin(dim=1) + num_restarts * torch.arange(len(inertia), device=inertia.device)
+    inertia = torch.cdist(points, centres).amin(dim=2).square().sum(dim=1).view(-1, RESTARTS)
+    best = inertia.argmin(dim=1) + RESTARTS * torch.arange(len(inertia), device=inertia.device)
     return centres[best].reshape(*batch, num_clusters, dim)
 
 
