@@ -12,12 +12,9 @@ from ccfa.augmentation.targets import Balanced, draw_places, most_confident, tar
 from ccfa.errors import UsageError
 from ccfa.losses import cross_entropy
 from ccfa.models import CosineHead, LinearHead
+from toys import seeded
 
 NUM_ROWS, TOLERANCE = 128, 0.003
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def allowed_confidences(confidences, labels, num_old: int, k: int):

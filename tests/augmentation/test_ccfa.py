@@ -14,12 +14,9 @@ from ccfa.augmentation.targets import TARGETS, random_class
 from ccfa.errors import UsageError
 from ccfa.losses import cross_entropy, nca
 from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead
+from toys import seeded
 
 DIM, NUM_OLD, NUM_NEW = 16, 6, 3
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def pair_of_heads(head: Head) -> tuple[Head, Head]:

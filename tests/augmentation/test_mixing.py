@@ -16,15 +16,11 @@ from ccfa.losses import cross_entropy
 from ccfa.methods import with_image_augmentation
 from ccfa.models import BACKBONES, LinearHead
 from ccfa.models.backbone import MapMixing
-from toys import STAGES, begun, learned, tiny
+from toys import STAGES, begun, learned, seeded, tiny
 
 STAGE = Stage(1, 3, 8)
 LABELS = torch.tensor([3, 4, 5, 6, 7, 3, 4, 7, 7, 5])
 every_kind = pytest.mark.parametrize("kind", MIXES.values())
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def some_images(num_images: int = 10, width: int = 10) -> torch.Tensor:

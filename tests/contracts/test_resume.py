@@ -15,7 +15,6 @@ from ccfa.learning.state import restore, state_of
 from ccfa.methods import METHODS
 from toys import STAGES, plugged, tiny, toy_images
 
-ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 VARIANTS = {
     **{name: (name, {}) for name in METHODS},
     "aanet, blend learned": ("aanet", {"learn_blend": True, "blend_lr": 1e-2}),
@@ -83,7 +82,7 @@ def test_resuming_equals_not_stopping(variant):
 @pytest.mark.parametrize(
     ("variant", "device"),
     [("podnet", "cpu")]
-    + [pytest.param(name, "cuda", marks=ON_A_GPU) for name in ("podnet", "aanet, blend learned", "bic", "il2a")],
+    + [pytest.param(name, "cuda", marks=pytest.mark.gpu) for name in ("podnet", "aanet, blend learned", "bic", "il2a")],
 )
 def test_a_restored_learner_is_in_exactly_the_stored_state(variant, device, monkeypatch):
     """On a GPU steps are not bit-repeatable, but what they start from is: captured or not, nothing is left over."""

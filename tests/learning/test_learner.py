@@ -223,7 +223,6 @@ def test_transforms_for_other_channels_are_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_learners_in_threads_share_one_copy_on_the_device():
     device, images = torch.device("cuda"), toy_images()
 

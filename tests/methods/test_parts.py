@@ -22,7 +22,7 @@ from ccfa.methods.parts import (
     seen_to_new,
 )
 from ccfa.models import CosineHead, Features
-from toys import STAGES, begun, learned, tiny
+from toys import STAGES, begun, learned, seeded, tiny
 
 
 def test_steps_drop_at_fractions_of_the_epochs():
@@ -99,10 +99,6 @@ def test_needed_memory_must_not_be_empty(budget):
 def test_fixed_memories_cannot_be_resized(name):
     with pytest.raises(UsageError, match=name):
         with_memory(tiny(name), Budget(per_class=1))
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def inertia(points: np.ndarray, centres: np.ndarray) -> float:
