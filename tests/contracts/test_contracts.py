@@ -279,7 +279,7 @@ def spoil_the_rest(learner: Learner) -> None:
 
 @every_combination
 def test_stages_of_two_classes(name, augmentation):
-    method = plugged(tiny(name, PER_CLASS), augmentation)
+    method = plugged(tiny(name, PER_CLASS, epochs=1), augmentation)
     before = parts_of(method)
     first = run(method)
     assert_sound(first, STAGES)
@@ -290,7 +290,7 @@ def test_stages_of_two_classes(name, augmentation):
         second = run(method, before=spoil_the_rest)
     assert set(steps) == phases_of(method)
     assert_same(first, second)
-    assert parts_of(method) == before == parts_of(plugged(tiny(name, PER_CLASS), augmentation))
+    assert parts_of(method) == before == parts_of(plugged(tiny(name, PER_CLASS, epochs=1), augmentation))
     assert len(method.feature_augmentations) == (augmentation == "ccfa")
 
 
