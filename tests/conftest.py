@@ -18,6 +18,11 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+
+
 @pytest.fixture(autouse=True)
 def registries(monkeypatch):
     """What a test registers is forgotten after it."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -242,3 +243,135 @@ def herd(embeddings: Array, num_exemplars: int) -> list[int]:
             chosen.append(pick)
         direction = direction + mean - rows[pick]
     return chosen
+
+
+def weighted_discrepancy(previous_maps: list[Array], maps: list[Array], importance: list[Array]) -> float:
+    """As published: distance of unit vectors of squares, channel by channel; mean over channels, rows, then levels."""
+    levels = []
+    for previous, current, weights in zip(previous_maps, maps, importance, strict=True):
+        values = []
+        for old, new in zip(previous, current, strict=True):
+            for c, weight in enumerate(weights):
+                values.append(weight * np.linalg.norm(unit(old[c].ravel() ** 2) - unit(new[c].ravel() ** 2)))
+        levels.append(np.mean(values))
+    return float(np.mean(levels))
+
+
+def weighted_discrepancy_paper(previous_maps: list[Array], maps: list[Array], importance: list[Array]) -> float:
+    """The paper's L_disc: sum over levels and channels of I E |Z' - Z|_F^2."""
+    total = 0.0
+    for previous, current, weights in zip(previous_maps, maps, importance, strict=True):
+        for c, weight in enumerate(weights):
+            squares = [np.sum((old[c] - new[c]) ** 2) for old, new in zip(previous, current, strict=True)]
+            total += weight * float(np.mean(squares))
+    return total
+
+
+def importance(gradients: list[list[Array]]) -> list[Array]:
+    """Of each level, |g_c|_F^2 averaged over the rows of a batch, added over batches, divided by the channels' mean.
+
+    `gradients` has one list of levels a batch, each (rows, channels, height, width).
+    """
+    result = []
+    for level in range(len(gradients[0])):
+        num_channels = gradients[0][level].shape[1]
+        totals = np.zeros(num_channels)
+        for batch in gradients:
+            for c in range(num_channels):
+                totals[c] += np.mean([np.sum(row[c] ** 2) for row in batch[level]])
+        result.append(totals / totals.mean())
+    return result
+
+
+def mixup(images: Array, partners: Labels, share: float) -> Array:
+    """lambda x_i + (1 - lambda) x_j."""
+    return np.stack([share * images[i] + (1 - share) * images[j] for i, j in enumerate(partners)])
+
+
+def cut_box(height: int, width: int, row: int, column: int, share: float) -> tuple[int, int, int, int]:
+    """Top, bottom, left, right of the published rectangle: whole half-sides around a pixel, cut at the border."""
+    half_height = int(height * np.sqrt(1 - share)) // 2
+    half_width = int(width * np.sqrt(1 - share)) // 2
+    top, bottom = np.clip([row - half_height, row + half_height], 0, height)
+    left, right = np.clip([column - half_width, column + half_width], 0, width)
+    return int(top), int(bottom), int(left), int(right)
+
+
+def pair_labels(new_classes: list[int], num_seen: int) -> dict[frozenset[int], int]:
+    """The auxiliary label of each unordered pair, counted through in order."""
+    return {frozenset(pair): num_seen + i for i, pair in enumerate(combinations(new_classes, 2))}
+
+
+def semantic_augmentation(
+    prototypes: Array,
+    covariances: Array,
+    labels: Labels,
+    weights: Array,
+    biases: Array,
+    strength: float,
+    scale: float,
+) -> float:
+    """IL2A's L_seman, entry by entry."""
+    losses = []
+    for prototype, covariance, label in zip(prototypes, covariances, labels, strict=True):
+        logits = np.zeros((1, len(weights)))
+        for c, weight in enumerate(weights):
+            difference = weight - weights[label]
+            logits[0, c] = weight @ prototype + biases[c] + strength / 2 * difference @ covariance @ difference
+        losses.append(cross_entropy(scale * logits, np.array([label]))[0])
+    return float(np.mean(losses))
+
+
+def frobenius_distance(previous: Array, current: Array, weights: Array) -> float:
+    """The root of all squared differences of the rows that count."""
+    total = 0.0
+    for old, new, weight in zip(previous, current, weights, strict=True):
+        total += float(np.sum((weight * (new - old)) ** 2))
+    return float(np.sqrt(total))
+
+
+def sigmoid(value: Array | float) -> Array:
+    """1 / (1 + exp(-value))."""
+    return 1.0 / (1.0 + np.exp(-np.asarray(value)))
+
+
+def icarl_loss(logits: Array, labels: Labels, previous_logits: Array | None) -> float:
+    """As published: one BCE with logits, mean over rows and seen classes; old columns have the old net's sigmoids."""
+    num_rows, num_seen = logits.shape
+    total = 0.0
+    for i in range(num_rows):
+        for c in range(num_seen):
+            target = 1.0 if labels[i] == c else 0.0
+            if previous_logits is not None and c < previous_logits.shape[1]:
+                target = float(sigmoid(previous_logits[i, c]))
+            probability = float(sigmoid(logits[i, c]))
+            total -= target * np.log(probability) + (1 - target) * np.log(1 - probability)
+    return total / (num_rows * num_seen)
+
+
+def binary_cross_entropy(logits: Array, labels: Labels) -> Array:
+    """The same without a previous network, one value a row."""
+    return np.array([icarl_loss(logits[i : i + 1], labels[i : i + 1], None) for i in range(len(logits))])
+
+
+def softened_cross_entropy(previous_logits: Array, logits: Array, temperature: float) -> float:
+    """BiC's distillation: cross-entropy between softmaxes at a temperature, mean over rows."""
+    losses = []
+    for old, new in zip(previous_logits / temperature, logits / temperature, strict=True):
+        targets = np.exp(old) / np.sum(np.exp(old))
+        losses.append(-np.sum(targets * np.log(np.exp(new) / np.sum(np.exp(new)))))
+    return float(np.mean(losses))
+
+
+def softened_sigmoids(previous_logits: Array, logits: Array, temperature: float) -> float:
+    """The distillation of PODNet's code base for BiC: one BCE for each row and old class, mean over all."""
+    losses = []
+    for old, new in zip(previous_logits.flatten(), logits.flatten(), strict=True):
+        target, probability = float(sigmoid(old / temperature)), float(sigmoid(new / temperature))
+        losses.append(-target * np.log(probability) - (1 - target) * np.log(1 - probability))
+    return float(np.mean(losses))
+
+
+def normalised_scores(scores: Array, eps: float = 1e-6) -> Array:
+    """Each column less its mean, divided by its deviation over the rows: a batch norm that has just begun."""
+    return (scores - scores.mean(axis=0)) / np.sqrt(scores.var(axis=0) + eps)

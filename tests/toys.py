@@ -29,6 +29,10 @@ AUGMENTATIONS: dict[str, Any] = {
 }
 
 
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def toy_images(num_classes: int = 6, per_class: int = 12, seed: int = 0) -> ImageSet:
     """Noisy copies of one random 3 x 8 x 8 pattern a class, in shuffled order; `seed` draws the noise."""
     patterns = np.random.default_rng(1993).integers(40, 216, (num_classes, 3, 8, 8))

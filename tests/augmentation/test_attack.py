@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ccfa.augmentation import attack as module
-from ccfa.augmentation.attack import attack
-from ccfa.losses.classification import cross_entropy, nca, nca_exclusive
+from ccfa.augmentation import ccfa as module
+from ccfa.augmentation.ccfa import attack
+from ccfa.losses import cross_entropy, nca, nca_exclusive
 from ccfa.models import CosineHead, LinearHead, LocalSimilarityHead
 
 CRITERIA = [cross_entropy, nca, nca_exclusive]
@@ -91,7 +91,6 @@ def test_known_heads_use_the_kernel(monkeypatch, head, criterion, known):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("num_classes", [7, 50, 90])
 @pytest.mark.parametrize("criterion", CRITERIA)
 @pytest.mark.parametrize("make", [CosineHead, LocalSimilarityHead], ids=lambda kind: kind.__name__)
@@ -111,7 +110,6 @@ def test_the_kernel_makes_the_same_attack(monkeypatch, make, criterion, num_clas
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_other_dimensions_are_attacked_without_the_kernel():
     head, (start, norms, targets, alpha) = grown(CosineHead(48)), problem(48)
     expected, _ = attack(head, cross_entropy, start, norms, targets, alpha, 5)

@@ -12,14 +12,11 @@ from ccfa.augmentation.ccfa import CCFA, cross_class_features
 from ccfa.augmentation.samples import Samples, classification_loss
 from ccfa.augmentation.targets import TARGETS, random_class
 from ccfa.errors import UsageError
-from ccfa.losses.classification import cross_entropy, nca
+from ccfa.losses import cross_entropy, nca
 from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead
+from toys import seeded
 
 DIM, NUM_OLD, NUM_NEW = 16, 6, 3
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def pair_of_heads(head: Head) -> tuple[Head, Head]:
@@ -125,22 +122,6 @@ def test_target_rules_as_numpy():
     own = chosen["own-label"]
     assert torch.equal(own.valid, torch.tensor(labels < 3).expand(40, -1))
     assert torch.equal(own.classes[own.valid], torch.tensor(labels).expand(40, -1)[own.valid])
-
-
-def test_enough_steps_reach_the_target():
-    parts, numpy_head, *_ = local_similarity()
-    features, labels = random_batch()
-    _, pseudo_labels, _ = augment(features, labels, parts, count=1, steps=60, step_size=(0.01, 0.01))
-    for z, label, pseudo_label in zip(features.numpy(), labels, pseudo_labels, strict=True):
-        assert pseudo_label == reference.target_class(z, label, numpy_head, NUM_OLD)
-
-
-def test_no_steps_label_the_features():
-    parts, *_ = local_similarity()
-    features, labels = random_batch()
-    augmented, pseudo_labels, _ = augment(features, labels, parts, count=2, steps=0)
-    torch.testing.assert_close(augmented, features.repeat(2, 1))
-    assert torch.equal(pseudo_labels, parts[1](features).argmax(dim=1).repeat(2))
 
 
 def test_longer_features_are_attacked_at_unit_length():

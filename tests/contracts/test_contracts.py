@@ -1,14 +1,22 @@
-"""What every method keeps to, with every augmentation that has a meaning for it."""
+"""What every method keeps to, with every augmentation that has a meaning for it.
+
+Each combination is trained three times: as usual; again, with images spoilt that must not count, and with operators
+refused that look at data to decide what to do, for no such thing can be captured; and one class at a time.
+"""
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import ccfa.learning.loop as loop
 from ccfa.data import Stage, split
 from ccfa.errors import UsageError
 from ccfa.learning import Learner
@@ -29,8 +37,7 @@ from toys import (
 
 TRAIN = toy_images()
 TEST = toy_images(seed=1, per_class=5)
-PER_CLASS, TOTAL = Budget(per_class=3), Budget(total=14)
-WITH_MEMORY = [pair for pair in COMBINATIONS if has_memory_size(METHODS[pair[0]]())]
+PER_CLASS, TOTAL = Budget(per_class=3), Budget(total=11)
 
 every_combination = pytest.mark.parametrize(("name", "augmentation"), COMBINATIONS)
 
@@ -65,11 +72,6 @@ def run(
     return result
 
 
-@cache
-def usual_run(name: str, augmentation: str, memory: Budget = PER_CLASS) -> Run:
-    return run(plugged(tiny(name, memory), augmentation))
-
-
 def weights(learner: Learner) -> dict[str, Tensor]:
     return learner.network.state_dict() | {
         f"terms.{k}": v for k, v in nn.ModuleList(learner.terms).state_dict().items()
@@ -99,6 +101,115 @@ def parts_of(value: object) -> object:
     return repr(value)
 
 
+ON_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+INDEXING = {torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_}
+
+
+class DependsOnDataError(Exception):
+    """An operator whose shape or answer the host must wait for."""
+
+
+class StaticShapes(TorchDispatchMode):
+    """Refuses operators that depend on data; indexing is refused with masks only."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run the operator, or refuse it."""
+        if func.overloadpacket in INDEXING:
+            refused = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        else:
+            refused = bool(ON_DATA & set(func.tags))
+        if refused:
+            raise DependsOnDataError(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Peeking(torch.autograd.Function):
+    """A function whose gradient waits for the host."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * gradient.max().item()
+
+
+@pytest.mark.parametrize(
+    "depending",
+    [
+        lambda x: x[x > 0],
+        lambda x: x.__setitem__(x > 0, torch.zeros(2)),
+        lambda x: x.sum().item(),
+        lambda x: bool(x.any()),
+        lambda x: float(x[0]),
+        lambda x: x.nonzero(),
+        lambda x: torch.where(x > 0),
+        lambda x: x.masked_select(x > 0),
+        lambda x: x.unique(),
+        lambda x: torch.arange(3).repeat_interleave(torch.tensor([1, 2, 1])),
+        lambda x: torch.equal(x, x),
+        lambda x: Peeking.apply(x.requires_grad_()).sum().backward(),
+    ],
+)
+def test_the_guard_catches(depending):
+    x = torch.tensor([1.0, -1.0, 2.0])
+    depending(x.clone())
+    with StaticShapes(), pytest.raises(DependsOnDataError):
+        depending(x)
+
+
+def test_the_guard_lets_fixed_shapes_pass():
+    x = torch.arange(6.0).reshape(2, 3)
+    with StaticShapes():
+        rows = x[torch.tensor([1, 0, 1])]
+        masked = torch.where(x > 2, x, 0.0).masked_fill(x > 4, -1.0)
+    assert rows.tolist() == [[3, 4, 5], [0, 1, 2], [3, 4, 5]]
+    assert masked.tolist() == [[0, 0, 0], [3, 4, -1]]
+
+
+@contextmanager
+def guarded() -> Iterator[Counter[tuple[int, str]]]:
+    """Run every step under the guard; counts the steps of each stage and phase."""
+    losses_of, descend, steps = loop.step_losses, loop.descend, Counter()
+
+    def guarded_losses(learner, rows, phase, generator):
+        steps[learner.stage.index, phase.name] += 1
+        with StaticShapes():
+            return losses_of(learner, rows, phase, generator)
+
+    def guarded_descend(*arguments):
+        with StaticShapes():
+            descend(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "step_losses", guarded_losses)
+        patch.setattr(loop, "descend", guarded_descend)
+        yield steps
+
+
+def phases_of(method: Method) -> set[tuple[int, str]]:
+    """The stages and names of all phases."""
+    phases = [(stage.index, phase) for stage in STAGES for phase in method.phases(stage)]
+    phases += [(index, phase.after_epoch) for index, phase in phases if phase.after_epoch]
+    return {(index, phase.name) for index, phase in phases}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("podnet", {"nca": "paper", "pod": "paper"}),
+        ("afc", {"discrepancy": "paper"}),
+        ("aanet", {"learn_blend": True}),
+    ],
+)
+def test_variants_have_static_shapes(name, options):
+    method = plugged(tiny(name, epochs=1, **options), "ccfa")
+    with guarded() as steps:
+        run(method)
+    assert set(steps) == phases_of(method)
+
+
 def test_every_method_is_covered():
     assert {name for name, _ in EVERY_PAIR} == set(METHODS) == {name for name, _ in COMBINATIONS}
     assert all(METHODS[name]().name == name for name in METHODS)
@@ -115,73 +226,42 @@ def test_refusals_name_method_and_reason(name, augmentation):
     assert name in str(refusal.value)
 
 
-@every_combination
-def test_losses_are_finite_and_predictions_seen(name, augmentation):
-    result = usual_run(name, augmentation)
-    assert {progress.stage.index for progress, _ in result.recorder.batches} == {0, 1, 2}
+def assert_sound(result: Run, stages: tuple[Stage, ...]) -> None:
+    """Losses are finite and add up, and predictions are of classes seen so far."""
     for progress, losses in result.recorder.batches:
         assert all(map(math.isfinite, losses.values())), (progress, losses)
         parts = [loss for part, loss in losses.items() if part != "loss"]
         assert losses["loss"] == pytest.approx(sum(parts), rel=1e-5, abs=1e-5)
-    for stage, predicted in zip(STAGES, result.predictions, strict=True):
+    assert all(value.isfinite().all() for value in weights(result.learner).values())
+    for stage, predicted in zip(stages, result.predictions, strict=True):
         assert (predicted.dtype, predicted.shape) == (torch.int64, (len(TEST),))
         assert predicted.min() >= 0
         assert predicted.max() < stage.num_seen
-    assert result.learner.network(torch.zeros(2, 3, 8, 8)).shape == (2, 6)
+    assert result.learner.network(torch.zeros(2, 3, 8, 8)).shape == (2, stages[-1].num_seen)
 
 
 def readable(stage: Stage, stored: list[list[int]]) -> set[int]:
     return set(TRAIN.rows(stage.num_old, stage.num_seen).tolist()) | {row for rows in stored for row in rows}
 
 
-@every_combination
-def test_only_new_rows_and_exemplars_are_read(name, augmentation):
-    result = usual_run(name, augmentation)
+def assert_honest(result: Run) -> None:
+    """Only new rows and exemplars are read in training, and only exemplars for the nearest mean."""
     stored: list[list[int]] = []
     for stage, read, memory in zip(STAGES, result.read, result.memories, strict=True):
         assert set(TRAIN.rows(stage.num_old, stage.num_seen).tolist()) <= read <= readable(stage, stored)
         stored = memory
+    if has_memory_size(result.learner.method):
+        result.learner.train.images = recorded = RecordedImages(TRAIN.images)
+        predicted = result.learner.predict_by_nearest_mean(TEST.images)
+        assert recorded.read == {row for rows in stored for row in rows}
+        assert set(predicted.tolist()) <= set(range(6))
 
 
-@every_combination
-def test_same_bits_whatever_other_images_show(name, augmentation):
-    """Run again with the same method and seed: nothing unreadable counts, and nothing is left in the method."""
-    first = usual_run(name, augmentation)
-    method = first.learner.method
-    before = parts_of(method)
-
-    def spoil_the_rest(learner: Learner) -> None:
-        stage = STAGES[learner.stage.index + 1]
-        allowed = sorted(readable(stage, rows_of(learner.memory.classes)))
-        learner.train.images.fill_(255)
-        learner.train.images[allowed] = TRAIN.images[allowed]
-
-    assert_same(first, run(method, before=spoil_the_rest))
-    assert parts_of(method) == before == parts_of(plugged(tiny(name, PER_CLASS), augmentation))
-    assert len(method.feature_augmentations) == (augmentation == "ccfa")
-
-
-@pytest.mark.parametrize(("name", "augmentation"), WITH_MEMORY)
-def test_nearest_mean_reads_exemplars_only(name, augmentation):
-    learner = usual_run(name, augmentation).learner
-    original = learner.train.images
-    learner.train.images = recorded = RecordedImages(original)
-    predicted = learner.predict_by_nearest_mean(TEST.images)
-    learner.train.images = original
-    assert recorded.read == {row for rows in rows_of(learner.memory.classes) for row in rows}
-    assert (predicted.dtype, predicted.shape) == (torch.int64, (len(TEST),))
-    assert predicted.min() >= 0
-    assert predicted.max() < 6
-
-
-@pytest.mark.parametrize(
-    ("name", "augmentation", "budget"),
-    [(*pair, PER_CLASS) for pair in WITH_MEMORY] + [(*pair, TOTAL) for pair in WITH_MEMORY if pair[1] == "nothing"],
-)
-def test_memory_keeps_its_budget_and_its_exemplars(name, augmentation, budget):
+def assert_within_budget(result: Run, stages: tuple[Stage, ...]) -> None:
+    """Every class has its quota of different rows of its own, and keeps the first of those it had."""
     stored: list[list[int]] = []
-    for stage, memory in zip(STAGES, usual_run(name, augmentation, budget).memories, strict=True):
-        quota = 3 if budget == PER_CLASS else 14 // stage.num_seen
+    for stage, memory in zip(stages, result.memories, strict=True):
+        quota = result.learner.method.memory.quota(stage.num_seen)
         assert [len(rows) for rows in memory] == [quota] * stage.num_seen
         for label, rows in enumerate(memory):
             assert len(set(rows)) == len(rows)
@@ -190,9 +270,35 @@ def test_memory_keeps_its_budget_and_its_exemplars(name, augmentation, budget):
         stored = memory
 
 
+def spoil_the_rest(learner: Learner) -> None:
+    """Make white what the next stage must not read."""
+    allowed = sorted(readable(STAGES[learner.stage.index + 1], rows_of(learner.memory.classes)))
+    learner.train.images.fill_(255)
+    learner.train.images[allowed] = TRAIN.images[allowed]
+
+
 @every_combination
-def test_one_class_at_a_time(name, augmentation):
-    result = run(plugged(tiny(name, epochs=1), augmentation), stages=split(6, 1, 1)[:3])
-    assert all(math.isfinite(losses["loss"]) for _, losses in result.recorder.batches)
-    assert all(value.isfinite().all() for value in weights(result.learner).values())
-    assert all(predicted.max() <= index for index, predicted in enumerate(result.predictions))
+def test_stages_of_two_classes(name, augmentation):
+    method = plugged(tiny(name, PER_CLASS, epochs=1), augmentation)
+    before = parts_of(method)
+    first = run(method)
+    assert_sound(first, STAGES)
+    assert_honest(first)
+    if has_memory_size(method):
+        assert_within_budget(first, STAGES)
+    with guarded() as steps:
+        second = run(method, before=spoil_the_rest)
+    assert set(steps) == phases_of(method)
+    assert_same(first, second)
+    assert parts_of(method) == before == parts_of(plugged(tiny(name, PER_CLASS, epochs=1), augmentation))
+    assert len(method.feature_augmentations) == (augmentation == "ccfa")
+
+
+@every_combination
+def test_stages_of_one_class_with_a_shared_memory(name, augmentation):
+    stages = split(6, 1, 1)[:3]
+    method = plugged(tiny(name, TOTAL, epochs=1), augmentation)
+    result = run(method, stages)
+    assert_sound(result, stages)
+    if has_memory_size(method):
+        assert_within_budget(result, stages)

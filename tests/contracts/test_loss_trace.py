@@ -7,6 +7,8 @@ A refactoring leaves them alone. A change that is meant to alter them says so in
 The settings are this file's own. Everything runs in double precision, so that CPUs which differ in the last bits agree.
 """
 
+import contextlib
+import copy
 import json
 import sys
 from collections.abc import Callable
@@ -80,14 +82,34 @@ def digits() -> ImageSet:
     return train.subset(torch.cat([train.rows(label, label + 1)[:60] for label in range(10)]))
 
 
+@cache
+def after_first_stage(name: str, augmentation: str) -> Learner:
+    learner = Learner(fixed(name, augmentation), digits())
+    learner.learn(STAGES[0])
+    return learner
+
+
+class EnoughError(Exception):
+    """All steps of a trace are taken."""
+
+
+class FirstSteps(Recorder):
+    """Ends the training after the steps of a trace."""
+
+    def on_batch(self, progress, losses):
+        super().on_batch(progress, losses)
+        if len(self.batches) == NUM_STEPS:
+            raise EnoughError
+
+
 def trace(name: str, augmentation: str) -> list[float]:
     """The losses of the first steps of stage 1."""
-    recorder = Recorder()
-    learner = Learner(fixed(name, augmentation), digits(), observer=recorder)
-    for stage in STAGES:
-        learner.learn(stage)
-    losses = [losses["loss"] for progress, losses in recorder.batches if progress.stage.index == 1]
-    return [float(f"{loss:.9g}") for loss in losses[:NUM_STEPS]]
+    # CCFA does nothing in the first stage.
+    learner = copy.deepcopy(after_first_stage(name, "nothing" if augmentation == "ccfa" else augmentation))
+    learner.method, learner.observer = fixed(name, augmentation), FirstSteps()
+    with contextlib.suppress(EnoughError):
+        learner.learn(STAGES[1])
+    return [float(f"{losses['loss']:.9g}") for _, losses in learner.observer.batches]
 
 
 def stored() -> dict[str, list[float]]:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ccfa.kernels.convolution import Conv3x3, Normalise, normalised
+from ccfa.kernels import Conv3x3, Normalise, normalised
 
 SHAPES = [
     (3, 16, 1, 32),
@@ -74,7 +74,6 @@ def close(found, expected, tolerance):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize(("channels", "out", "stride", "side"), SHAPES)
 def test_the_kernels_convolve_and_differentiate(channels, out, stride, side):
     conv = parts(channels, out, stride)[0].cuda()
@@ -97,7 +96,6 @@ def test_the_kernels_convolve_and_differentiate(channels, out, stride, side):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize(("channels", "out", "stride", "side"), SHAPES)
 def test_sums_taken_on_the_way_give_batch_norm(channels, out, stride, side):
     conv, norm = (part.cuda() for part in parts(channels, out, stride))

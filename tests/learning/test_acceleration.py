@@ -12,7 +12,6 @@ from ccfa.errors import ResourceError, UsageError
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import (
     Acceleration,
-    describe_device,
     memory_errors_explained,
     pick_device,
     suit_threads,
@@ -23,7 +22,6 @@ from toys import STAGES, Recorder, begun, plugged, tiny, toy_images
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NUM_STEPS = 20
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
 @pytest.mark.parametrize("available", [True, False])
@@ -52,16 +50,6 @@ def test_numbered_gpus_become_current(monkeypatch, name, count):
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     assert pick_device(name) == torch.device(name)
     assert current == ([torch.device(name)] if ":" in name else [])
-
-
-def test_a_cpu_is_described_by_its_threads():
-    assert describe_device(pick_device("cpu")) == f"cpu ({torch.get_num_threads()} threads)"
-
-
-@pytest.mark.gpu
-@needs_gpu
-def test_a_gpu_is_described_by_its_name():
-    assert describe_device(pick_device("cuda")) == torch.cuda.get_device_name()
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError("full")])
@@ -145,7 +133,6 @@ def test_cpu_steps_are_the_plain_steps(name, augmentation):
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("augmentation", ["nothing", "ccfa"])
 @pytest.mark.parametrize("name", ["podnet", "icarl", "finetune"])
 def test_a_graph_makes_the_same_steps(name, augmentation):
@@ -160,7 +147,6 @@ def test_a_graph_makes_the_same_steps(name, augmentation):
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_balanced_targets_are_captured():
     method = with_augmentation(tiny("podnet"), CCFA(count=2, steps=3, target="balanced-3"))
     (losses,) = second_stages(method, [Acceleration(graph=True)], CUDA)
@@ -168,7 +154,6 @@ def test_balanced_targets_are_captured():
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_capturing_leaves_the_network_as_it_was():
     learner = begun(tiny("podnet"), STAGES[1], device=CUDA, acceleration=Acceleration(graph=True))
     before = {name: tensor.clone() for name, tensor in learner.network.state_dict().items()}

@@ -1,5 +1,6 @@
 """Learning stage by stage, predicting, and the memory of exemplars."""
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -10,15 +11,14 @@ import torch
 import ccfa.learning.learner as module
 from ccfa.augmentation import CCFA
 from ccfa.data import Stage, Transforms
-from ccfa.errors import DivergedError, ModelError, UsageError
+from ccfa.errors import DivergedError, ModelError, Notice, UsageError
 from ccfa.kernels.graphs import own_stream
 from ccfa.learning import Learner
-from ccfa.learning.learner import ExemplarMemory, joined
 from ccfa.learning.loop import optimise
 from ccfa.learning.step import step_losses
 from ccfa.methods import Budget, with_augmentation
 from ccfa.methods.method import EVERYTHING, NOTHING
-from ccfa.methods.selection import herd
+from ccfa.methods.parts import herd
 from toys import STAGES, TOY, Recorder, begun, learned, rows_of, tiny, toy_images
 
 TEST = toy_images(seed=1, per_class=5)
@@ -223,7 +223,6 @@ def test_transforms_for_other_channels_are_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_learners_in_threads_share_one_copy_on_the_device():
     device, images = torch.device("cuda"), toy_images()
 
@@ -250,10 +249,6 @@ def test_saved_learners_continue_exactly(tmp_path):
         Learner(tiny("podnet", epochs=1), toy_images(), seed=4).load(tmp_path / "learner.safetensors")
 
 
-def classes(*sizes: int, first: int = 0) -> list[torch.Tensor]:
-    return [100 * (first + label) + torch.arange(size) for label, size in enumerate(sizes)]
-
-
 @pytest.mark.parametrize(
     ("budget", "num_seen", "expected"),
     [
@@ -272,25 +267,12 @@ def test_quota(budget, num_seen, expected):
             Budget(**options)
 
 
-def test_old_exemplars_are_kept_in_order():
-    memory = ExemplarMemory(Budget(per_class=3))
-    memory.update(classes(3, 3))
-    memory.update(classes(3, 2, first=2))
-    assert rows_of(memory.classes) == [[0, 1, 2], [100, 101, 102], [200, 201, 202], [300, 301]]
-    assert len(memory) == 11
-
-
-def test_a_shared_memory_drops_the_least_preferred():
-    memory = ExemplarMemory(Budget(total=12))
-    memory.update(classes(6, 6))
-    assert rows_of(memory.rows(4)) == [[0, 1, 2], [100, 101, 102]]
-    assert len(memory) == 12
-    memory.update(classes(3, 3, first=2))
-    memory.update(classes(2, first=4))
-    assert rows_of(memory.classes) == [[0, 1], [100, 101], [200, 201], [300, 301], [400, 401]]
-
-
-def test_joined():
-    nothing = joined([], torch.device("cpu"))
-    assert (nothing.dtype, nothing.shape) == (torch.int64, (0,))
-    assert joined(classes(2, 0, 1), torch.device("cpu")).tolist() == [0, 1, 200]
+@pytest.mark.parametrize(("version", "noticed"), [("2.15.1+cu132", 0), ("2.16.0", 1), ("3.0.0.dev20270101", 1)])
+def test_newer_torch_is_noticed_once(version, noticed, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", version)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default", Notice)
+        for _ in range(3):
+            Learner(tiny("finetune"), toy_images())
+    assert len(caught) == noticed
+    assert all(version in str(warning.message) for warning in caught)

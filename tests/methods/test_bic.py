@@ -3,7 +3,6 @@ import pytest
 import torch
 
 import reference
-import reference_rivals as rivals
 from ccfa.errors import UsageError
 from ccfa.learning import Learner
 from ccfa.learning.step import step_losses
@@ -62,7 +61,7 @@ def test_loss_uses_the_corrected_teacher(loss, untransformed):
     teacher, logits = scores(learner.previous), scores(learner.network)
     teacher[:, 2:] = 0.5 * teacher[:, 2:] - 0.25
     losses = step_losses(learner, rows, learner.method.phases(stage)[0], learner.generator("step"))
-    reference_loss = {"authors": rivals.softened_cross_entropy, "inclearn": rivals.softened_sigmoids}[loss]
+    reference_loss = {"authors": reference.softened_cross_entropy, "inclearn": reference.softened_sigmoids}[loss]
     weight, rest = {"authors": (4 / 6, 2 / 6), "inclearn": (1, 1)}[loss]
     expected = weight * reference_loss(teacher, logits[:, :4], 2.0)
     assert losses["distillation"].item() == pytest.approx(expected, rel=1e-4)

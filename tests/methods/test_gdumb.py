@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-import reference_rivals as rivals
-from ccfa.augmentation import CutMix
+import reference
 from ccfa.data import Stage
 from ccfa.learning.loop import descend
 from ccfa.methods.gdumb import NormalisedLinearHead, gdumb
@@ -27,17 +26,12 @@ def published_rates(num_epochs, lr=0.05):
     return rates
 
 
-def test_published_setting():
-    method = gdumb()
-    (first,), (later,) = method.phases(FIRST), method.phases(LATER)
+def test_published_rates():
+    (first,), (later,) = gdumb().phases(FIRST), gdumb().phases(LATER)
     assert (first.epochs, later.epochs) == (256, 32)
     for phase in (first, later):
-        assert (phase.lr, phase.batch_size, phase.weight_decay, phase.clip_norm) == (0.05, 16, 1e-6, 10)
         rates = [phase.lr * phase.schedule(epoch, phase.epochs) for epoch in range(phase.epochs)]
         assert rates == pytest.approx(published_rates(phase.epochs), rel=1e-12)
-    mix = method.image_augmentation
-    assert isinstance(mix, CutMix)
-    assert (mix.alpha, mix.probability, mix.in_first_stage) == (1, 0.5, True)
 
 
 def test_later_stages_start_from_the_first():
@@ -73,7 +67,7 @@ def test_head_normalises_its_logits_as_the_reference():
     head.grow(3, torch.Generator().manual_seed(0))
     features = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     scores = (features @ head.weights.T).detach().numpy()
-    assert head(features).detach().numpy() == pytest.approx(rivals.normalised_scores(scores), rel=1e-9)
+    assert head(features).detach().numpy() == pytest.approx(reference.normalised_scores(scores), rel=1e-9)
     head.eval()
     mean, variance = head.norm.running_mean.numpy(), head.norm.running_var.numpy()
     assert mean == pytest.approx(0.1 * scores.mean(axis=0))
@@ -93,5 +87,6 @@ def test_gradients_together_are_limited():
 
 
 def test_it_learns_the_toys():
-    learner, test = learned(tiny("gdumb", epochs=20)), toy_images(seed=1, per_class=5)
-    assert (learner.predict(test.images) == test.labels).float().mean() > 0.45  # chance is 0.17
+    test = toy_images(seed=1).subset(toy_images(seed=1).rows(0, 4))
+    predicted = learned(tiny("gdumb", epochs=20), 2).predict(test.images)
+    assert (predicted == test.labels).float().mean() > 0.5  # chance is 0.25

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-import reference_rivals as rivals
+import reference
 from ccfa.augmentation import CCFA, Mixup, Samples
 from ccfa.data import Stage
 from ccfa.learning.step import step_losses
-from ccfa.losses.classification import binary_cross_entropy
+from ccfa.losses import binary_cross_entropy
 from ccfa.methods import Step, with_augmentation, with_image_augmentation
 from ccfa.methods.icarl import SigmoidDistillation
 from ccfa.models import Features, LinearHead
@@ -48,7 +48,7 @@ def test_criterion_and_term_are_the_published_loss():
     batch = Batch()
     logits = batch.head(batch.samples.features)
     total = binary_cross_entropy(logits, LABELS).mean() + batch.term(batch.samples)
-    expected = rivals.icarl_loss(logits.detach().numpy(), LABELS.numpy(), batch.teacher)
+    expected = reference.icarl_loss(logits.detach().numpy(), LABELS.numpy(), batch.teacher)
     assert total.item() == pytest.approx(expected, rel=1e-12)
 
 
@@ -59,9 +59,9 @@ def test_augmented_samples_leave_distillation_whole():
     l_cls = binary_cross_entropy(logits, every.labels[:, 0]).mean()
     total = l_cls + batch.term(batch.samples, share=0.5)
     numbers, labels, new_share = logits.detach().numpy(), LABELS.numpy(), 1 - NUM_OLD / NUM_SEEN
-    distilled = (1 - new_share) * rivals.icarl_loss(numbers[:NUM_ROWS, :NUM_OLD], labels, batch.teacher)
-    new = new_share * rivals.icarl_loss(numbers[:NUM_ROWS, NUM_OLD:], labels - NUM_OLD, None)
-    augmented = rivals.icarl_loss(numbers[NUM_ROWS:], LABELS.flip(0).numpy(), None)
+    distilled = (1 - new_share) * reference.icarl_loss(numbers[:NUM_ROWS, :NUM_OLD], labels, batch.teacher)
+    new = new_share * reference.icarl_loss(numbers[:NUM_ROWS, NUM_OLD:], labels - NUM_OLD, None)
+    augmented = reference.icarl_loss(numbers[NUM_ROWS:], LABELS.flip(0).numpy(), None)
     assert total.item() == pytest.approx(distilled + new / 2 + augmented / 2, rel=1e-12)
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-import reference_mixing as reference
+import reference
 from ccfa.augmentation import CCFA, Samples
 from ccfa.learning import Learner
 from ccfa.learning.step import step_losses
-from ccfa.losses.classification import semantic_augmentation
+from ccfa.losses import semantic_augmentation
 from ccfa.methods import with_augmentation
 from ccfa.methods.il2a_pass import FeatureDistance
 from ccfa.methods.method import Step

@@ -8,7 +8,7 @@ import torch
 from torch import optim
 
 import reference
-from ccfa.models import BACKBONES, CosineHead, Head, KeepingLinearHead, LinearHead, LocalSimilarityHead, Network
+from ccfa.models import BACKBONES, CosineHead, Head, LinearHead, LocalSimilarityHead, Network
 
 DIM = 6
 FEATURES = 3.0 * np.random.default_rng(1).standard_normal((9, DIM))
@@ -89,7 +89,7 @@ def test_initial_values_have_the_published_spread():
     proxies = LocalSimilarityHead(dim).initial(200, generator)
     assert proxies.shape == (200, 10, dim)
     assert proxies.std().item() == pytest.approx(1 / 8, rel=0.01)
-    for head, width in [(CosineHead, dim), (partial(LinearHead, uniform=True), dim + 1), (KeepingLinearHead, dim + 1)]:
+    for head, width in [(CosineHead, dim), (partial(LinearHead, uniform=True), dim + 1)]:
         rows = head(dim).initial(500, generator)
         assert rows.shape == (500, width)
         assert rows.abs().max().item() <= 1 / 8

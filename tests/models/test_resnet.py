@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ccfa.models import BACKBONES
-from ccfa.models.resnet import Block, PadShortcut, ResNet
+from ccfa.models.resnet import Block, ResNet
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,6 @@ def test_published_sizes(name, num_parameters, size, maps):
     np.testing.assert_allclose(
         features.embedding.detach(), features.maps[-1].detach().numpy().mean(axis=(2, 3)), atol=1e-6
     )
-
-
-def test_one_channel():
-    assert BACKBONES["small"](1)(torch.zeros(3, 1, 8, 8)).embedding.shape == (3, 64)
 
 
 @pytest.mark.parametrize(
@@ -67,12 +63,6 @@ def test_zero_branches_leave_the_stem_subsampled_and_padded():
     expected = np.zeros((2, 64, 2, 2))
     expected[:, :16] = stem[:, :, ::4, ::4]
     np.testing.assert_allclose(features.maps[2], expected, atol=1e-5)
-
-
-def test_pad_shortcut():
-    x = torch.arange(2.0 * 4 * 4).reshape(1, 2, 4, 4)
-    expected = np.concatenate([x.numpy()[:, :, ::2, ::2], np.zeros((1, 3, 2, 2))], axis=1)
-    np.testing.assert_array_equal(PadShortcut(3, 2)(x), expected)
 
 
 @pytest.mark.parametrize("rectified", [True, False])

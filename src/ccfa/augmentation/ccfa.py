@@ -1,21 +1,27 @@
-"""Cross-Class Feature Augmentation: the paper's section 3.3 and algorithm 1."""
+"""Cross-Class Feature Augmentation: the paper's section 3.3 and algorithm 1.
 
+`CCFA` is the option of a method, `cross_class_features` the same for any training loop, `attack` their core.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
 
-from ccfa.augmentation.attack import Attack, Scorer, attack
 from ccfa.augmentation.samples import Criterion, Samples
 from ccfa.augmentation.targets import TargetRule, target_rule
 from ccfa.errors import UsageError
-from ccfa.kernels import full_precision
-from ccfa.models import Head
+from ccfa.kernels import full_precision, sphere_attack
+from ccfa.losses import cross_entropy, nca, nca_exclusive
+from ccfa.models import CosineHead, Head, LocalSimilarityHead
 
 PAPER_DIM = 64
 PAPER_STEP_SIZE = (2 / 255, 5 / 255)  # of alpha at that dimension; 2/2040 to 5/2040 at 512
+
+Scorer = Callable[[Tensor], Tensor]
+"""A head as somebody else's loop may have it: features (N, dim) -> logits."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +62,7 @@ class CCFA:
     backbone_weight: float | None = None
     phases: tuple[str, ...] = ("main", "balanced")
 
-    @property
-    def needs_old_head(self) -> bool:
-        """True: without one there is nothing to attack."""
-        return True
+    needs_old_head: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         target_rule(self.target)
@@ -92,9 +95,11 @@ class CCFA:
             samples.features,
             samples.weighing_labels,
             seen_logits,
-            partial(attack, old_head, criterion),
+            old_head,
+            criterion,
             old_head.num_classes,
             generator,
+            target_rule(self.target),
         )
         weights = self.weight * weights
         if self.backbone_weight is None:
@@ -108,13 +113,13 @@ class CCFA:
         features: Tensor,
         labels: Tensor,
         head: Scorer,
-        attack: Attack,
+        old_head: Scorer | Head,
+        criterion: Criterion,
         num_old: int,
         generator: Generator | None,
-        rule: TargetRule | None = None,
+        rule: TargetRule,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Z'_k, Y_pseudo and their weights: choose targets, attack the old head, label by the old head."""
-        rule = rule or target_rule(self.target)
         with full_precision(features.device):  # a sign must not depend on rounding to 16 bits
             source = features.detach().to(torch.promote_types(features.dtype, torch.float32))
             norm = source.norm(dim=1, keepdim=True)  # 1 for heads that normalise; others keep their own scale
@@ -128,7 +133,8 @@ class CCFA:
             low, high = self.step_size_for(copies.shape[1])
             draws = torch.rand(len(copies), 1, generator=generator, device=copies.device, dtype=copies.dtype)
             alpha = low + (high - low) * draws
-            attacked, pseudo_labels = attack(copies, norms, targets.classes.flatten(), alpha, self.steps)
+            chosen = targets.classes.flatten()
+            attacked, pseudo_labels = attack(old_head, criterion, copies, norms, chosen, alpha, self.steps)
         if self.gradient_to_backbone and self.start == "feature":
             # z' = z + constant: the attack itself is not differentiated.
             attacked = features.repeat(self.count, 1) + (attacked - source.repeat(self.count, 1))
@@ -196,8 +202,7 @@ def cross_class_features(
         old_head = _with_outputs(old_head, "old_head", num_old, exactly=True)
     head = _with_outputs(head, "head", num_old)
     options = CCFA(count, steps, step_size, start, gradient_to_backbone=gradient_to_backbone)
-    on_old_head = partial(attack, old_head, criterion)
-    return options.augment(features, labels[:, None], head, on_old_head, num_old, generator, rule)
+    return options.augment(features, labels[:, None], head, old_head, criterion, num_old, generator, rule)
 
 
 def _with_outputs(head: Scorer, name: str, num_old: int, exactly: bool = False) -> Scorer:
@@ -211,3 +216,58 @@ def _with_outputs(head: Scorer, name: str, num_old: int, exactly: bool = False) 
         return logits
 
     return checked
+
+
+def attack(
+    old_head: Scorer | Head,
+    criterion: Criterion,
+    start: Tensor,
+    norms: Tensor,
+    targets: Tensor,
+    alpha: Tensor,
+    steps: int,
+) -> tuple[Tensor, Tensor]:
+    """Push features towards target classes: z^{n+1} = z^n - alpha sign(grad l_cls(g_{k-1}(z^n), Y_target)).
+
+    Args:
+        old_head: g_{k-1}.
+        criterion: l_cls: (logits, labels) -> one loss per row.
+        start: z^0, features (N, dim) of unit length.
+        norms: The lengths (N, 1) at which the head sees them.
+        targets: Y_target (N,).
+        alpha: The step size of each feature (N, 1).
+        steps: N.
+
+    Returns:
+        Z' = z^N * norms, and Y_pseudo = argmax g_{k-1}(Z').
+    """
+    if done := _by_kernel(old_head, criterion, start, targets, alpha, steps):
+        return done[0] * norms, done[1]
+    z = start
+    for _ in range(steps):
+        z = z - alpha * _gradient(old_head, criterion, z * norms, targets).sign()
+    with torch.no_grad():
+        attacked = z * norms
+        return attacked, old_head(attacked).argmax(dim=1)
+
+
+def _by_kernel(
+    old_head: Scorer | Head, criterion: Criterion, start: Tensor, targets: Tensor, alpha: Tensor, steps: int
+) -> tuple[Tensor, Tensor] | None:
+    """The attack on a head that does not see the features' lengths; None where the kernel does not know it."""
+    if criterion not in (cross_entropy, nca, nca_exclusive):
+        return None
+    problem = criterion.__name__, start, targets, alpha, steps
+    if type(old_head) is CosineHead:
+        return sphere_attack(old_head.weights[:, None], old_head.scale, "cosine", *problem)
+    if type(old_head) is LocalSimilarityHead and old_head.margin == 0:
+        return sphere_attack(old_head.weights, old_head.scale, "distance", *problem)
+    return None
+
+
+def _gradient(old_head: Scorer | Head, criterion: Criterion, features: Tensor, targets: Tensor) -> Tensor:
+    with torch.enable_grad():
+        features = features.detach().requires_grad_()
+        logits = old_head(features, targets) if isinstance(old_head, Head) else old_head(features)
+        (gradient,) = torch.autograd.grad(criterion(logits, targets).sum(), features)
+    return gradient

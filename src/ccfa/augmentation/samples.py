@@ -75,21 +75,15 @@ class MixedImages(NamedTuple):
 
 
 class ImageAugmentation(Protocol):
-    """Makes mixed images out of images: Mixup, CutMix, class mixing, rotations."""
+    """Makes mixed images out of images with labels (N,): Mixup, CutMix, class mixing, rotations."""
 
     @property
-    def phases(self) -> tuple[str, ...]:
-        """The names of the phases it acts in."""
-        ...
+    def phases(self) -> tuple[str, ...]: ...  # the names of the phases it acts in
 
     @property
-    def in_first_stage(self) -> bool:
-        """Whether it acts in stage 0 too."""
-        ...
+    def in_first_stage(self) -> bool: ...  # whether it acts in stage 0 too
 
-    def __call__(self, images: Tensor, labels: Tensor, stage: Stage, generator: Generator) -> MixedImages:
-        """The images to train on; `labels` (N,) are those of the images given."""
-        ...
+    def __call__(self, images: Tensor, labels: Tensor, stage: Stage, generator: Generator) -> MixedImages: ...
 
 
 class FeatureAugmentation(Protocol):
@@ -110,20 +104,14 @@ class FeatureAugmentation(Protocol):
     """
 
     @property
-    def phases(self) -> tuple[str, ...]:
-        """The names of the phases it acts in, for example `("main", "balanced")`."""
-        ...
+    def phases(self) -> tuple[str, ...]: ...  # the names of the phases it acts in
 
     @property
-    def needs_old_head(self) -> bool:
-        """Whether it has no meaning for a method that keeps no old head."""
-        ...
+    def needs_old_head(self) -> bool: ...  # whether it has no meaning for a method that keeps no old head
 
     def __call__(
         self, samples: Samples, head: Head, old_head: Head | None, criterion: Criterion, generator: Generator
-    ) -> Samples:
-        """The samples to train on."""
-        ...
+    ) -> Samples: ...
 
 
 def classification_loss(samples: Samples, head: Head, criterion: Criterion) -> Tensor:

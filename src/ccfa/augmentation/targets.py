@@ -1,4 +1,4 @@
-"""Which old class each feature is pushed towards (Y_target)."""
+"""Which old class each feature is pushed towards (Y_target): the rules, and the solver of the balanced one (eq. 2)."""
 
 import re
 from collections.abc import Callable
@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from ccfa.augmentation.balanced import draw_places, solve
-from ccfa.errors import UsageError, unknown
+from ccfa.errors import unknown
 
 
 class Targets(NamedTuple):
@@ -60,13 +59,6 @@ class Balanced:
     k: int
     scores: Literal["softmax", "logits"] = "softmax"
 
-    def __post_init__(self) -> None:
-        if self.k < 1 or self.scores not in ("softmax", "logits"):
-            raise UsageError(
-                f"Balanced targets need k >= 1 and scores 'softmax' or 'logits'; "
-                f"got k={self.k}, scores={self.scores!r}."
-            )
-
     def __call__(
         self, logits: Tensor, labels: Tensor, num_old: int, count: int, generator: Generator | None
     ) -> Targets:
@@ -86,7 +78,10 @@ class Balanced:
         classes = allowed.topk(min(self.k, num_old), dim=1).indices  # by logits: softmax may round two classes to one
         excluded = own.gather(1, classes)
         if self.scores == "softmax":
-            confidences = _up_to_one(logits.softmax(dim=1).gather(1, classes).masked_fill(excluded, 0.0))
+            confidences = logits.softmax(dim=1).gather(1, classes).masked_fill(excluded, 0.0)
+            # Divided by the largest: if the own class is certain, all others are below the solver's error. The optimal
+            # S stays the same while no confidence is worth an unbalanced class, before and after.
+            confidences = confidences / confidences.amax().clamp(min=torch.finfo(confidences.dtype).tiny)
         else:
             confidences = logits.gather(1, classes)  # their distance to the price of 2 decides, so their scale stays
         confidences = confidences.masked_fill(excluded, lowest)
@@ -116,16 +111,72 @@ def own_classes(labels: Tensor, num_old: int) -> Tensor:
     return (labels[:, :, None] == torch.arange(num_old, device=labels.device)).any(dim=1)
 
 
-def _up_to_one(confidences: Tensor) -> Tensor:
-    """Confidences divided by the largest: if the own class is certain, all others are below the solver's error.
-
-    The optimal S stays the same while no confidence is worth an unbalanced class, before and after.
-    """
-    return confidences / confidences.amax().clamp(min=torch.finfo(confidences.dtype).tiny)
-
-
 def _best(scores: Tensor, labels: Tensor, count: int) -> Targets:
     own = own_classes(labels, scores.shape[1])
     # Minus infinity, not the paper's 0: logits that are never positive would let a 0 win.
     classes = scores.masked_fill(own, float("-inf")).argmax(dim=1)
     return Targets(classes.expand(count, -1), (~own.all(dim=1)).expand(count, -1))
+
+
+# The solver. For confidences W, and S whose rows are on the simplex over K classes, the problem is
+# max <W, S> - sum_j |n_j - u| with n_j = sum_i S_ij. With prices in [-1, 1] it is a saddle point, min over prices of
+# max over S of <W - prices, S> + u sum prices. It is solved by the primal-dual hybrid gradient method with reflection,
+# Halpern's averaging towards an anchor and restarts: a fixed sequence of operators, so nothing waits for the host.
+RESTART = 50  # iterations after which the anchor moves to where the iteration has come
+PRICE_WEIGHT = 3.0  # how much longer the steps of the prices are than those of S; measured, as RESTART
+ITERATIONS = 150
+
+
+def solve(confidences: Tensor, classes: Tensor, num_old: int, share: Tensor | float) -> Tensor:
+    """Assign each row to its candidate classes so that the classes are used evenly.
+
+    Args:
+        confidences: W (N, K) of the candidates.
+        classes: The candidates (N, K). A place without a class has the index `num_old` and a very low confidence.
+        num_old: The number of old classes.
+        share: u, the number of rows meant for each class.
+
+    Returns:
+        The relaxed assignment S (N, K). Its rows sum to 1.
+    """
+    num_rows, num_places = confidences.shape
+    flat = classes.flatten()
+    gain = (confidences - confidences.amax(dim=1, keepdim=True)) / PRICE_WEIGHT
+    choices = gain.new_zeros(num_old + 1).index_add(0, flat, gain.new_ones(num_rows * num_places))
+    price_step = PRICE_WEIGHT / choices.clamp(min=1)  # a class that many rows may choose moves with care
+    ranks = torch.arange(1, num_places + 1, device=gain.device, dtype=gain.dtype)
+    lacking = gain.new_zeros(num_old + 1) - share
+
+    assigned = torch.full_like(gain, 1 / num_places)
+    excess = lacking.index_add(0, flat, assigned.flatten())  # n - u
+    prices = torch.zeros_like(excess)
+    anchors = assigned, excess, prices
+    for iteration in range(ITERATIONS):
+        since_restart = iteration % RESTART
+        wanted = torch.add(assigned + gain, prices[classes], alpha=-1 / PRICE_WEIGHT)
+        next_assigned = onto_simplex(wanted, ranks)
+        next_excess = lacking.index_add(0, flat, next_assigned.flatten())
+        reflected = torch.lerp(excess, next_excess, 2.0)
+        next_prices = torch.addcmul(prices, price_step, reflected).clamp(-1, 1)
+        if since_restart == RESTART - 1 or iteration == ITERATIONS - 1:
+            anchors = assigned, excess, prices = next_assigned, next_excess, next_prices
+            continue
+        inward = (since_restart + 1) / (since_restart + 2)
+        assigned = torch.lerp(anchors[0], torch.lerp(assigned, next_assigned, 2.0), inward)
+        excess = torch.lerp(anchors[1], reflected, inward)
+        prices = torch.lerp(anchors[2], torch.lerp(prices, next_prices, 2.0), inward)
+    return assigned
+
+
+def onto_simplex(rows: Tensor, ranks: Tensor) -> Tensor:
+    """The nearest points with entries >= 0 that sum to 1; `ranks` are 1, ..., K."""
+    highest_first = rows.sort(dim=1, descending=True).values
+    threshold = ((highest_first.cumsum(dim=1) - 1) / ranks).amax(dim=1, keepdim=True)
+    return (rows - threshold).clamp(min=0)
+
+
+def draw_places(assigned: Tensor, count: int, generator: Generator | None) -> Tensor:
+    """Places (count, N), one drawn from each row of S for each copy; a place with S = 0 is never drawn."""
+    shape = (count, *assigned.shape)
+    uniform = torch.rand(shape, generator=generator, device=assigned.device, dtype=assigned.dtype)
+    return (assigned / -uniform.log()).argmax(dim=2)  # the first of exponential clocks that run at the speeds S

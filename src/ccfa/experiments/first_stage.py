@@ -22,7 +22,7 @@ from ccfa.files import make_folder, read_tensors, require_place, write_tensors
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.state import take_over
-from ccfa.methods.parts import new_and_exemplars
+from ccfa.methods.method import new_and_exemplars
 from ccfa.plugins import plugins_digest
 
 # The layers whose code decides a first stage.

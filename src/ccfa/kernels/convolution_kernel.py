@@ -1,4 +1,4 @@
-"""3x3 convolutions of narrow maps as Triton kernels; `convolution.py` decides when they are used.
+"""3x3 convolutions of narrow maps as Triton kernels; `Conv3x3` and `normalised` decide when they are used.
 
 cuDNN's kernels are made for wide maps. With 16 to 64 channels most of their time is not arithmetic. These kernels read
 the float32 weights directly, so that no copy in 16 bits is made, and return the weights' gradient in float32.

@@ -67,13 +67,19 @@ class Learner:
         acceleration: Precision, compilation and CUDA graphs; by default what suits the device.
 
     Example:
-        >>> import ccfa
+        >>> import ccfa, tempfile
         >>> train, test = ccfa.load("digits")
-        >>> learner = ccfa.Learner(ccfa.build_method("finetune", "digits", epochs=1), train)
-        >>> for stage in ccfa.split(10, 2, 2)[:2]:
-        ...     learner.learn(stage)
-        >>> sorted(learner.evaluate(test))
+        >>> method, stages = ccfa.build_method("finetune", "digits", epochs=1), ccfa.split(10, 2, 2)
+        >>> learner, another = ccfa.Learner(method, train), ccfa.Learner(method, train)
+        >>> learner.learn(stages[0])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     learner.save(folder + "/learner.safetensors")
+        ...     another.load(folder + "/learner.safetensors")
+        >>> another.learn(stages[1])
+        >>> sorted(another.evaluate(test))
         ['accuracy', 'new_accuracy', 'old_accuracy']
+        >>> another.predict(test.images[:3]).shape
+        torch.Size([3])
     """
 
     def __init__(
@@ -114,13 +120,6 @@ class Learner:
 
         Args:
             stage: The stage that follows the last one learned. After `load`, an interrupted stage is continued.
-
-        >>> import ccfa
-        >>> train, _ = ccfa.load("digits")
-        >>> learner = Learner(ccfa.build_method("finetune", "digits", epochs=1), train)
-        >>> learner.learn(ccfa.split(10, 2, 2)[0])
-        >>> learner.stage.num_seen
-        2
         """
         self.begin(stage)
         self.optimise()
@@ -170,13 +169,6 @@ class Learner:
 
         Returns:
             The labels (number of images,), int64, on the learner's device.
-
-        >>> import ccfa
-        >>> train, test = ccfa.load("digits")
-        >>> learner = Learner(ccfa.build_method("finetune", "digits", epochs=1), train)
-        >>> learner.learn(ccfa.split(10, 2, 2)[0])
-        >>> learner.predict(test.images[:3]).shape
-        torch.Size([3])
         """
         return self.method.predict(self, self._checked(images))
 
@@ -188,13 +180,6 @@ class Learner:
 
         Returns:
             `accuracy`, `new_accuracy` and `old_accuracy`, from 0 to 1. In the first stage there is no `old_accuracy`.
-
-        >>> import ccfa
-        >>> train, test = ccfa.load("digits")
-        >>> learner = Learner(ccfa.build_method("finetune", "digits", epochs=1), train)
-        >>> learner.learn(ccfa.split(10, 2, 2)[0])
-        >>> list(learner.evaluate(test))
-        ['accuracy', 'new_accuracy']
         """
         seen = test.to(self.device).subset(test.rows(0, self.stage.num_seen))
         right = self.predict(seen.images) == seen.labels
@@ -207,22 +192,12 @@ class Learner:
 
         Args:
             path: The file to write. It holds tensors (safetensors) and no code.
-
-        >>> import ccfa, tempfile
-        >>> train, _ = ccfa.load("digits")
-        >>> method, stages = ccfa.build_method("finetune", "digits", epochs=1), ccfa.split(10, 2, 2)
-        >>> learner, another = Learner(method, train), Learner(method, train)
-        >>> learner.learn(stages[0])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     learner.save(folder + "/learner.safetensors")
-        ...     another.load(folder + "/learner.safetensors")
-        >>> another.learn(stages[1])
         """
         tensors, facts = state_of(self)
         write_tensors(Path(path), tensors, {"learner": facts, **self._identity})
 
     def load(self, path: Path | str) -> None:
-        """Continue from a file that `save` has written; see there for an example.
+        """Continue from a file that `save` has written.
 
         Args:
             path: The file. Its learner must have had the same method, training images and seeds as this one.

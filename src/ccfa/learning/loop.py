@@ -93,7 +93,7 @@ def descend(
     loss: Tensor,
     optimiser: optim.Optimizer,
     parameters: list[nn.Parameter],
-    clip_value: float | None,
+    clip_value: float | None = None,
     clip_norm: float | None = None,
 ) -> None:
     """Move the phase's parameters one step down the loss."""

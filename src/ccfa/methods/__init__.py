@@ -6,17 +6,19 @@ from ccfa.methods import baselines, ucir, podnet, icarl, bic, gdumb, il2a_pass, 
 # isort: on
 
 from ccfa.methods.method import (
+    METHODS,
     Budget,
     LearnerView,
     Method,
     Phase,
+    Recipe,
     Step,
     Term,
+    register_method,
     with_augmentation,
     with_image_augmentation,
     with_memory,
 )
-from ccfa.methods.recipe import METHODS, Recipe, register_method
 
 __all__ = [
     "METHODS",

@@ -11,10 +11,9 @@ from torch.nn.utils import parametrize
 from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.methods.afc import afc
-from ccfa.methods.method import Method, ParameterSelector, Phase
-from ccfa.methods.parts import balanced_exemplars, constant
+from ccfa.methods.method import Method, ParameterSelector, Phase, constant, register_method
+from ccfa.methods.parts import balanced_exemplars
 from ccfa.methods.podnet import podnet
-from ccfa.methods.recipe import register_method
 from ccfa.methods.ucir import ucir
 from ccfa.models import ChainBackbone, Network
 

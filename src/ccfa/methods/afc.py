@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from ccfa.data import Stage
 from ccfa.errors import choose
-from ccfa.losses.distillation import weighted_discrepancy, weighted_discrepancy_paper
-from ccfa.methods.method import LearnerView, Method
+from ccfa.losses import weighted_discrepancy, weighted_discrepancy_paper
+from ccfa.methods.method import LearnerView, Method, register_method
 from ccfa.methods.parts import MapDistillation, seen_to_new
 from ccfa.methods.podnet import without_distillation
-from ccfa.methods.recipe import register_method
 from ccfa.models import Features
 
 

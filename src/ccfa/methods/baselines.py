@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-from ccfa.losses.classification import cross_entropy
-from ccfa.methods.method import EVERYTHING, Budget, Method
-from ccfa.methods.parts import Phases, cosine, start_afresh
-from ccfa.methods.recipe import Recipe, register_method
-from ccfa.methods.selection import herd, pick_at_random
+from ccfa.losses import cross_entropy
+from ccfa.methods.method import EVERYTHING, Budget, Method, Recipe, register_method
+from ccfa.methods.parts import Phases, cosine, herd, pick_at_random, start_afresh
 from ccfa.models import LinearHead
 
 

@@ -10,12 +10,21 @@ from torch import Generator, Tensor, nn, optim
 
 from ccfa.data import CIFAR100_UNJITTERED, Stage
 from ccfa.errors import choose
-from ccfa.losses.classification import cross_entropy
-from ccfa.losses.distillation import softened_cross_entropy, softened_sigmoids
-from ccfa.methods.method import Budget, ExemplarSelector, LearnerView, Method, RowSelector, Step, Term, always_one
-from ccfa.methods.parts import Phases, Steps, sgd
-from ccfa.methods.recipe import Recipe, register_method
-from ccfa.methods.selection import herd
+from ccfa.losses import cross_entropy, softened_cross_entropy, softened_sigmoids
+from ccfa.methods.method import (
+    Budget,
+    ExemplarSelector,
+    LearnerView,
+    Method,
+    Recipe,
+    RowSelector,
+    Step,
+    Term,
+    always_one,
+    register_method,
+    sgd,
+)
+from ccfa.methods.parts import Phases, Steps, herd
 from ccfa.models import LinearHead, Network
 
 

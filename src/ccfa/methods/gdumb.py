@@ -9,11 +9,9 @@ from torch.nn import functional as F
 
 from ccfa.augmentation import CutMix
 from ccfa.data import CIFAR100_UNJITTERED
-from ccfa.losses.classification import cross_entropy
-from ccfa.methods.method import Budget, LearnerView, Method
-from ccfa.methods.parts import Phases, balanced_exemplars, start_afresh
-from ccfa.methods.recipe import Recipe, register_method
-from ccfa.methods.selection import pick_first
+from ccfa.losses import cross_entropy
+from ccfa.methods.method import Budget, LearnerView, Method, Recipe, register_method
+from ccfa.methods.parts import Phases, balanced_exemplars, pick_first, start_afresh
 from ccfa.models import LinearHead
 
 PUBLISHED = Recipe("resnet32-gdumb", CIFAR100_UNJITTERED, epochs=256, batch_size=16, lr=0.05, weight_decay=1e-6)

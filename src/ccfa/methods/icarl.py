@@ -6,12 +6,9 @@ import torch
 from torch import Tensor
 
 from ccfa.data import CIFAR100_UNJITTERED
-from ccfa.losses.classification import binary_cross_entropy
-from ccfa.losses.distillation import sigmoids_for_labels
-from ccfa.methods.method import Budget, Method, Step, Term, by_nearest_mean
-from ccfa.methods.parts import Phases, Steps
-from ccfa.methods.recipe import Recipe, register_method
-from ccfa.methods.selection import herd
+from ccfa.losses import binary_cross_entropy, sigmoids_for_labels
+from ccfa.methods.method import Budget, Method, Recipe, Step, Term, by_nearest_mean, register_method
+from ccfa.methods.parts import Phases, Steps, herd
 from ccfa.models import LinearHead
 
 

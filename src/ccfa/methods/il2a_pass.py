@@ -8,16 +8,14 @@ from abc import abstractmethod
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ccfa.augmentation.mixing import ClassMixing, Rotations
-from ccfa.losses.classification import cross_entropy, semantic_augmentation
-from ccfa.losses.distillation import frobenius_distance
-from ccfa.methods.method import LearnerView, Method, Step, Term
+from ccfa.losses import cross_entropy, frobenius_distance, semantic_augmentation
+from ccfa.methods.method import LearnerView, Method, Recipe, Step, Term, register_method
 from ccfa.methods.parts import Phases, Steps, adam
-from ccfa.methods.recipe import Recipe, register_method
-from ccfa.models import KeepingLinearHead, LinearHead
+from ccfa.models import LinearHead
 
 PUBLISHED = Recipe("resnet18-il2a", epochs=101, batch_size=64, lr=1e-3, weight_decay=2e-4)
 
@@ -80,6 +78,25 @@ def pass_(
         auxiliary_classes=rotations.num_classes,
         image_augmentation=rotations,
     )
+
+
+class KeepingLinearHead(LinearHead):
+    """PASS's head: auxiliary outputs leave the head with their stage and are its last outputs again in the next."""
+
+    kept: Tensor  # (auxiliary outputs, dim + 1), those of the newest classes first
+
+    def __init__(self, dim: int, temperature: float = 1.0) -> None:
+        super().__init__(dim, temperature=temperature, uniform=True)
+        self.register_buffer("kept", torch.empty(0, dim + 1))
+
+    def grow(self, num_new: int, generator: Generator | None = None) -> None:
+        super().grow(num_new, generator)
+        with torch.no_grad():
+            self.new[num_new - len(self.kept) :] = self.kept
+
+    def drop_auxiliary(self) -> None:
+        self.kept = self.new.detach()[len(self.new) - self.num_auxiliary :].clone()
+        super().drop_auxiliary()
 
 
 class FeatureDistance(Term):

@@ -1,4 +1,4 @@
-"""Parts that methods share: row and parameter selectors, schedules, optimisers, imprinting, distillation."""
+"""Parts that methods share: selectors of rows, parameters and exemplars, schedules, imprinting, distillation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,24 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor, nn, optim
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from ccfa.data import Stage
 from ccfa.methods.method import LearnerView, Phase, Step, Term
 from ccfa.models import Features, LocalSimilarityHead, Network
 
 
-def new_and_exemplars(learner: LearnerView) -> Tensor:
-    """D'_k: the new classes' images and the exemplars."""
-    return learner.training_rows()
-
-
 def balanced_exemplars(learner: LearnerView) -> Tensor:
     """Equally many exemplars of every seen class."""
     return learner.balanced_rows()
-
-
-def all_parameters(network: Network) -> list[nn.Parameter]:
-    return list(network.parameters())
 
 
 def all_but_old_classes(network: Network) -> list[nn.Parameter]:
@@ -37,21 +29,10 @@ def class_blocks(network: Network) -> list[nn.Parameter]:
     return [network.head.old, network.head.new]
 
 
-def sgd(parameters: Sequence[nn.Parameter], lr: float, weight_decay: float) -> optim.Optimizer:
-    """Stochastic gradient descent with momentum 0.9."""
-    # The rate is a tensor so that a captured step reads it anew each time.
-    rate = torch.tensor(lr, device=parameters[0].device)
-    return optim.SGD(parameters, rate, momentum=0.9, weight_decay=weight_decay, fused=True)
-
-
 def adam(parameters: Sequence[nn.Parameter], lr: float, weight_decay: float) -> optim.Optimizer:
     """Adam, with the weight decay as part of the gradient."""
     rate = torch.tensor(lr, device=parameters[0].device)
     return optim.Adam(parameters, rate, weight_decay=weight_decay, fused=True)
-
-
-def constant(epoch: int, epochs: int) -> float:
-    return 1.0
 
 
 def cosine(epoch: int, epochs: int) -> float:
@@ -96,13 +77,10 @@ def _proxies(directions: Sequence[Tensor], num_proxies: int, generator: Generato
     return centres
 
 
-def kmeans(
-    points: Tensor,
-    num_clusters: int,
-    generator: Generator,
-    num_restarts: int = 10,
-    max_iterations: int = 300,
-) -> Tensor:
+RESTARTS, MAX_ITERATIONS = 10, 300  # of k-means, as scikit-learn's
+
+
+def kmeans(points: Tensor, num_clusters: int, generator: Generator) -> Tensor:
     """The best centres (..., k, d) of several k-means++ starts for points (..., n, d); too few points repeat.
 
     All restarts of all classes run at once, on the device.
@@ -110,9 +88,9 @@ def kmeans(
     *batch, num_points, dim = points.shape
     if num_points < num_clusters:
         points = points[..., torch.arange(num_clusters, device=points.device) % num_points, :]
-    points = points.reshape(-1, 1, *points.shape[-2:]).expand(-1, num_restarts, -1, -1).flatten(0, 1)  # (B * R, n, d)
+    points = points.reshape(-1, 1, *points.shape[-2:]).expand(-1, RESTARTS, -1, -1).flatten(0, 1)  # (B * R, n, d)
     centres = _plus_plus(points, num_clusters, generator)
-    for _ in range(max_iterations):
+    for _ in range(MAX_ITERATIONS):
         member = F.one_hot(torch.cdist(points, centres).argmin(dim=2), num_clusters).to(points)  # (B * R, n, k)
         sizes = member.sum(dim=1).unsqueeze(2)
         means = member.transpose(1, 2) @ points / sizes.clamp(min=1)
@@ -120,8 +98,8 @@ def kmeans(
         if torch.equal(updated, centres):
             break
         centres = updated
-    inertia = torch.cdist(points, centres).amin(dim=2).square().sum(dim=1).view(-1, num_restarts)
-    best = inertia.argmin(dim=1) + num_restarts * torch.arange(len(inertia), device=inertia.device)
+    inertia = torch.cdist(points, centres).amin(dim=2).square().sum(dim=1).view(-1, RESTARTS)
+    best = inertia.argmin(dim=1) + RESTARTS * torch.arange(len(inertia), device=inertia.device)
     return centres[best].reshape(*batch, num_clusters, dim)
 
 
@@ -188,3 +166,52 @@ class MapDistillation(EmbeddingDistillation):
 
     def distance(self, previous: Features, current: Features) -> Tensor:
         return self.loss(previous.maps, current.maps)
+
+
+MAX_ROUNDS = 1000  # the published code's limit on picks for one class
+
+
+def herd(embeddings: Sequence[Tensor], num_exemplars: int, generator: Generator) -> list[Tensor]:
+    """iCaRL's herding, all classes at once: positions within each class, best first.
+
+    w starts at the mean mu of the normalised embeddings; each round picks argmax w.x and adds mu - x to w. A row picked
+    again moves w once more but is not counted.
+    """
+    classes = pad_sequence([F.normalize(rows) for rows in embeddings], batch_first=True)  # (C, n, d)
+    sizes = torch.tensor([len(rows) for rows in embeddings], device=classes.device)
+    absent = torch.arange(classes.shape[1], device=classes.device) >= sizes[:, None]
+    mean = classes.sum(dim=1) / sizes[:, None]
+    direction = mean
+    picks: list[Tensor] = []
+    chosen: list[dict[int, None]] = [{} for _ in embeddings]  # ordered sets
+    wanted = [min(num_exemplars, len(rows)) for rows in embeddings]
+    while len(picks) < MAX_ROUNDS and any(len(c) < w for c, w in zip(chosen, wanted, strict=True)):
+        for _ in range(max(*wanted, 1)):  # as many rounds as picks wanted between looks from the host
+            scores = torch.einsum("cnd,cd->cn", classes, direction).masked_fill(absent, float("-inf"))
+            pick = scores.argmax(dim=1)
+            direction = direction + mean - classes[torch.arange(len(classes)), pick]
+            picks.append(pick)
+        for order, column in zip(chosen, torch.stack(picks, dim=1).tolist(), strict=True):
+            order.update(dict.fromkeys(column))
+    return [
+        torch.tensor(_filled(order, want, len(rows)), dtype=torch.int64, device=classes.device)
+        for order, want, rows in zip(chosen, wanted, embeddings, strict=True)
+    ]
+
+
+def pick_at_random(embeddings: Sequence[Tensor], num_exemplars: int, generator: Generator) -> list[Tensor]:
+    """Exemplars drawn uniformly."""
+    return [
+        torch.randperm(len(rows), generator=generator, device=generator.device)[:num_exemplars].to(rows.device)
+        for rows in embeddings
+    ]
+
+
+def pick_first(embeddings: Sequence[Tensor], num_exemplars: int, generator: Generator) -> list[Tensor]:
+    """The first exemplars of each class, as they are stored."""
+    return [torch.arange(min(num_exemplars, len(rows)), device=rows.device) for rows in embeddings]
+
+
+def _filled(order: dict[int, None], wanted: int, size: int) -> list[int]:
+    """The first `wanted` picks, completed in storage order where identical images kept herding in one place."""
+    return [*order, *(row for row in range(size) if row not in order)][:wanted]

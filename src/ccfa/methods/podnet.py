@@ -6,10 +6,9 @@ from typing import Literal
 
 from ccfa.data import Stage
 from ccfa.errors import choose
-from ccfa.losses.classification import nca as nca_code
-from ccfa.losses.classification import nca_exclusive
-from ccfa.losses.distillation import cosine_distance, pod_spatial, pod_spatial_paper, squared_distance
-from ccfa.methods.method import Budget, Method, always_one
+from ccfa.losses import cosine_distance, nca_exclusive, pod_spatial, pod_spatial_paper, squared_distance
+from ccfa.losses import nca as nca_code
+from ccfa.methods.method import Budget, Method, Recipe, always_one, constant, options_of, register_method
 from ccfa.methods.parts import (
     EmbeddingDistillation,
     MapDistillation,
@@ -17,13 +16,11 @@ from ccfa.methods.parts import (
     all_but_old_classes,
     balanced_exemplars,
     class_blocks,
-    constant,
     cosine,
+    herd,
     imprint,
     seen_to_new,
 )
-from ccfa.methods.recipe import Recipe, options_of, register_method
-from ccfa.methods.selection import herd
 from ccfa.models import LocalSimilarityHead
 
 

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from ccfa.data import CIFAR100_UCIR
 from ccfa.errors import UsageError
-from ccfa.losses.classification import cross_entropy, margin_ranking
-from ccfa.losses.distillation import cosine_distance
-from ccfa.methods.method import Budget, Method, Step, Term
+from ccfa.losses import cosine_distance, cross_entropy, margin_ranking
+from ccfa.methods.method import Budget, Method, Recipe, Step, Term, register_method
 from ccfa.methods.parts import (
     EmbeddingDistillation,
     Phases,
@@ -17,11 +16,10 @@ from ccfa.methods.parts import (
     all_but_old_classes,
     balanced_exemplars,
     class_blocks,
+    herd,
     imprint,
     old_to_new,
 )
-from ccfa.methods.recipe import Recipe, register_method
-from ccfa.methods.selection import herd
 from ccfa.models import CosineHead
 
 

@@ -10,7 +10,7 @@ from ccfa.models.backbone import (
     register_backbone,
     wrap,
 )
-from ccfa.models.heads import CosineHead, Head, KeepingLinearHead, LinearHead, LocalSimilarityHead, Network
+from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead, Network
 from ccfa.models.resnet import ResNet
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "CosineHead",
     "Features",
     "Head",
-    "KeepingLinearHead",
     "LinearHead",
     "LocalSimilarityHead",
     "Network",

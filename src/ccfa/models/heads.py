@@ -98,25 +98,6 @@ class LinearHead(Head):
         return F.linear(features, self.weights)
 
 
-class KeepingLinearHead(LinearHead):
-    """PASS's head: auxiliary outputs leave the head with their stage and are its last outputs again in the next."""
-
-    kept: Tensor  # (auxiliary outputs, dim + 1), those of the newest classes first
-
-    def __init__(self, dim: int, temperature: float = 1.0) -> None:
-        super().__init__(dim, temperature=temperature, uniform=True)
-        self.register_buffer("kept", torch.empty(0, dim + 1))
-
-    def grow(self, num_new: int, generator: Generator | None = None) -> None:
-        super().grow(num_new, generator)
-        with torch.no_grad():
-            self.new[num_new - len(self.kept) :] = self.kept
-
-    def drop_auxiliary(self) -> None:
-        self.kept = self.new.detach()[len(self.new) - self.num_auxiliary :].clone()
-        super().drop_auxiliary()
-
-
 class CosineHead(Head):
     """UCIR's head: cosines between the feature and one weight per class, times a learned scale."""
 
