@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ccfa.evaluation import Report
-from ccfa.experiments.stopping import stoppable
+from ccfa.experiments.running import stoppable
 from children import started, wait
 from failing import install
 from toy_runs import toy_run

@@ -1,6 +1,6 @@
 import pytest
 
-from ccfa.experiments.differences import differences, leaves, two_columns
+from ccfa.experiments.run_directory import differences, leaves, two_columns
 
 STORED = {"experiment": {"seed": 0, "options": {"lr": "0.1"}}, "order": [0, 1], "gone": 3}
 NOW = {"experiment": {"seed": 1, "options": {"lr": "0.1"}}, "order": [1, 0], "new": None}

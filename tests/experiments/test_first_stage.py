@@ -13,7 +13,7 @@ from ccfa.data import ImageSet
 from ccfa.errors import ModelError, Notice, ResourceError, Stopped
 from ccfa.experiments import Experiment, resolve
 from ccfa.experiments.first_stage import LAYERS, FirstStages, _code_digest, first_stage_key
-from ccfa.experiments.stopping import Stop
+from ccfa.experiments.running import Stop
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from commands import contents

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from ccfa.experiments.stopping import Stop, stoppable
+from ccfa.experiments.running import Stop, stoppable
 
 CODES = {
     signal.SIGINT: 130,

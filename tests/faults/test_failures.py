@@ -10,7 +10,7 @@ from safetensors.torch import load
 
 from ccfa.errors import DivergedError, ModelError, Notice, ResourceError, Stopped
 from ccfa.experiments import Run
-from ccfa.experiments.stopping import Stop
+from ccfa.experiments.running import Stop
 from ccfa.files import read_tensors, write_tensors
 from digests import run_digest
 from dying import STEPS, checkpoints, status
@@ -73,7 +73,6 @@ def test_an_error_leaves_a_traceback_and_finished_stages_stay(place, undisturbed
     errors = (path / "errors.txt").read_text()
     assert errors.count("Traceback") == 2
     assert "RuntimeError" in errors
-    assert len((path / "log.txt").read_text().splitlines()) == 3
     assert run_digest(path) == undisturbed
 
 
@@ -93,7 +92,7 @@ def test_training_that_diverges_keeps_finite_checkpoints(place, undisturbed, fai
     assert (diagnosis["stage"], diagnosis["epoch"]) == where
     assert diagnosis["lr"] > 0
     assert {"classification", "loss"} <= diagnosis["losses"].keys()
-    assert "nan" in diagnosis["largest_weights"].values()
+    assert "NaN" in diagnosis["largest_weights"].values()
     for stored in checkpoints(path):
         assert all(tensor.isfinite().all() for tensor in load(stored.read_bytes()).values())
     toy_run(path)

@@ -72,6 +72,13 @@ def test_killed_at_every_kind_of_place(place, undisturbed):
     assert finish(place / "run") == undisturbed
 
 
+@pytest.mark.parametrize("fault", ["select:1", "evaluate:1", "report:1"])
+def test_no_epoch_of_a_shared_first_stage_is_lost(place, undisturbed, fault):
+    for _ in range(2):
+        die(place / "run", f"{fault}:kill", first_stages=place / "first stages")
+    assert finish(place / "run", first_stages=place / "first stages") == undisturbed
+
+
 def kill_at(number):
     """Kill this process at its n-th change of the file system that Python can see."""
     count = itertools.count(1)

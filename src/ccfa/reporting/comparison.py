@@ -15,8 +15,8 @@ import numpy as np
 from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation import METRICS, Report
 from ccfa.experiments import Run
-from ccfa.experiments.differences import differences, leaves, two_columns
 from ccfa.experiments.experiment import experiment_of
+from ccfa.experiments.run_directory import differences, leaves, two_columns
 from ccfa.experiments.tables import Setting, cell_for, cited_only, setting_of
 from ccfa.files import read_file
 from ccfa.reporting.values import Value
