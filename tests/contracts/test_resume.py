@@ -29,7 +29,7 @@ class Snapshots:
         method = tiny(name, **options)
         method = method if method.no_old_head else plugged(method, "ccfa")
         self.learner = Learner(method, toy_images(), observer=self, device=device)
-        self.places, self.epochs, self.between_stages = {}, [], []
+        self.places, self.epochs, self.ends = {}, [], {}
         if state:
             restore(self.learner, load(state[0]), json.loads(state[1]))
 
@@ -47,16 +47,20 @@ class Snapshots:
     def on_epoch(self, progress, losses, lr, seconds):
         self.epochs.append(losses)
 
-    def finish(self, first=0):
-        for stage in STAGES[first:]:
+    def finish(self, first=0, last=len(STAGES)):
+        for stage in STAGES[first:last]:
             self.learner.learn(stage)
-            self.between_stages.append((stage.index + 1, len(self.epochs), self.stored()))
+            self.ends[stage.index] = len(self.epochs), self.stored(), self.outcome()
         return self
 
     def outcome(self):
         learner = self.learner
         modules = [learner.network, learner.previous, learner.initial, *learner.terms]
-        tensors = {f"{i}.{name}": value for i, part in enumerate(modules) for name, value in part.state_dict().items()}
+        tensors = {
+            f"{number}.{name}": value.clone()
+            for number, module in enumerate(modules)
+            for name, value in module.state_dict().items()
+        }
         predicted = learner.predict(toy_images(seed=1).images)
         return {**tensors, "predictions": predicted}, rows_of(learner.memory.classes)
 
@@ -69,14 +73,17 @@ def assert_same(left, right):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_resuming_equals_not_stopping(variant):
+    """Stopped inside a stage, the learner is the same after that stage; between two stages, after all stages."""
     whole = Snapshots(variant).finish()
-    tensors, exemplars = whole.outcome()
-    for stage, num_epochs, state in [*whole.places.values(), *whole.between_stages]:
-        again = Snapshots(variant, state=state).finish(stage)
+    stops = [(stage, stage, *place) for stage, *place in whole.places.values()]
+    stops += [(stage + 1, STAGES[-1].index, *end[:2]) for stage, end in whole.ends.items()]
+    for first, last, num_epochs, state in stops:
+        again = Snapshots(variant, state=state).finish(first, last + 1)
         found, kept = again.outcome()
+        all_epochs, _, (tensors, exemplars) = whole.ends[last]
         assert_same(found, tensors)
         assert kept == exemplars
-        assert again.epochs == whole.epochs[num_epochs:]
+        assert again.epochs == whole.epochs[num_epochs:all_epochs]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Runs that are stopped or fail in this process, and end as if they had not been."""
 
 import json
+import re
 import shutil
 import warnings
 
@@ -88,6 +89,9 @@ def test_training_that_diverges_keeps_finite_checkpoints(place, undisturbed, fai
     with pytest.raises(DivergedError, match=message):
         toy_run(path, stop=stop, checkpoint_minutes=minutes)
     assert status(path)["state"] == "failed"
+    assert "phase main" in status(path)["error"]
+    (told,) = (path / "errors.txt").read_text().splitlines()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d error: ", told)
     diagnosis = json.loads((path / "diagnosis.json").read_text())
     assert (diagnosis["stage"], diagnosis["epoch"]) == where
     assert diagnosis["lr"] > 0
