@@ -1,6 +1,5 @@
 """Toy runs in processes that are killed, stopped or run out of something, and what they leave behind."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,6 @@ def start(path: Path, faults: str = "", **options: Any) -> int:
 def die(path: Path, faults: str, **options: Any) -> int:
     """How such a run ended: its exit code, or minus the signal that killed it."""
     return wait(start(path, faults, **options))
-
-
-def status(path: Path) -> dict[str, Any]:
-    """What status.json says."""
-    return dict(json.loads((path / "status.json").read_text(encoding="utf-8")))
 
 
 def left_over(path: Path) -> list[str]:

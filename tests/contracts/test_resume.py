@@ -47,8 +47,8 @@ class Snapshots:
     def on_epoch(self, progress, losses, lr, seconds):
         self.epochs.append(losses)
 
-    def finish(self, first=0, last=len(STAGES)):
-        for stage in STAGES[first:last]:
+    def finish(self, first=0, last=2):
+        for stage in STAGES[first : last + 1]:
             self.learner.learn(stage)
             self.ends[stage.index] = len(self.epochs), self.stored(), self.outcome()
         return self
@@ -76,9 +76,9 @@ def test_resuming_equals_not_stopping(variant):
     """Stopped inside a stage, the learner is the same after that stage; between two stages, after all stages."""
     whole = Snapshots(variant).finish()
     stops = [(stage, stage, *place) for stage, *place in whole.places.values()]
-    stops += [(stage + 1, STAGES[-1].index, *end[:2]) for stage, end in whole.ends.items()]
+    stops += [(stage + 1, 2, *end[:2]) for stage, end in whole.ends.items()]
     for first, last, num_epochs, state in stops:
-        again = Snapshots(variant, state=state).finish(first, last + 1)
+        again = Snapshots(variant, state=state).finish(first, last)
         found, kept = again.outcome()
         all_epochs, _, (tensors, exemplars) = whole.ends[last]
         assert_same(found, tensors)

@@ -22,6 +22,7 @@ from ccfa.experiments.running import finished as reusable
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.settings import Running
+from commands import contents
 from toy_runs import CPU, Silent, begun, toy_resolved, toy_run
 
 ON_CPU = Running(device="cpu")
@@ -259,6 +260,9 @@ def test_only_a_finished_run_in_the_same_precision_is_reused(tmp_path, monkeypat
     assert reusable(directory, resolved, ON_CPU) is None
     report = toy_run(tmp_path / "run", resolved)
     assert reusable(directory, resolved, ON_CPU) == report
+    before = contents(tmp_path / "run" / "networks")
+    assert toy_run(tmp_path / "run", resolved, audience := Audience()) == report, "it is not run again"
+    assert (contents(tmp_path / "run" / "networks"), audience.num_batches, audience.results) == (before, 0, [])
     with pytest.raises(UsageError, match=r"experiment\.seed"):
         reusable(directory, toy_resolved("finetune", seed=1, epochs=0), ON_CPU)
     monkeypatch.setattr(running, "acceleration_of", lambda running: (None, Acceleration("bf16")))

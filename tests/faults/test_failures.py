@@ -14,7 +14,7 @@ from ccfa.experiments import Run
 from ccfa.experiments.running import Stop
 from ccfa.files import read_tensors, write_tensors
 from digests import run_digest
-from dying import STEPS, checkpoints, status
+from dying import STEPS, checkpoints
 from toy_runs import Silent, toy_resolved, toy_run
 from zoo import write_noise
 
@@ -39,7 +39,7 @@ def test_stopped_after_every_so_many_steps_it_ends_the_same(place, undisturbed):
             break
         except Stopped as stopped:
             messages.append((stopped.code, stopped.message))
-        assert status(path)["state"] == "interrupted"
+        assert Run(path).status["state"] == "interrupted"
     assert len(messages) > 3
     assert all(code == 143 and f"ccfa resume {path}" in message for code, message in messages)
     assert run_digest(path) == undisturbed
@@ -64,7 +64,7 @@ def test_an_error_leaves_a_traceback_and_finished_stages_stay(place, undisturbed
         fail(fault)
         with pytest.raises(RuntimeError):
             toy_run(path)
-        assert status(path)["state"] == "failed"
+        assert Run(path).status["state"] == "failed"
     Run(path).set_status("finished")
     assert not Run(path).is_finished(), "the report decides"
     audience = Silent()
@@ -88,8 +88,8 @@ def test_training_that_diverges_keeps_finite_checkpoints(place, undisturbed, fai
     message = rf"stage {where[0] + 1}, phase main, epoch {where[1] + 1}.* learning rate of 0\.\d"
     with pytest.raises(DivergedError, match=message):
         toy_run(path, stop=stop, checkpoint_minutes=minutes)
-    assert status(path)["state"] == "failed"
-    assert "phase main" in status(path)["error"]
+    assert Run(path).status["state"] == "failed"
+    assert "phase main" in Run(path).status["error"]
     (told,) = (path / "errors.txt").read_text().splitlines()
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d error: ", told)
     diagnosis = json.loads((path / "diagnosis.json").read_text())
@@ -107,7 +107,7 @@ def test_running_out_of_memory_can_be_continued(place, undisturbed, fail):
     fail("step:7:oom")
     with pytest.raises(ResourceError, match=r"--set batch_size=8"):
         toy_run(place / "run")
-    assert status(place / "run")["state"] == "failed"
+    assert Run(place / "run").status["state"] == "failed"
     toy_run(place / "run")
     assert run_digest(place / "run") == undisturbed
 

@@ -200,12 +200,10 @@ class Run:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Versions, device and precision of the run."""
         return self.read_json("environment.json")
 
     @property
     def status(self) -> dict[str, Any]:
-        """How the run stands: its state, the process and its host, the error if it failed."""
         return self.read_json("status.json")
 
     def report(self) -> Report:
@@ -216,7 +214,6 @@ class Run:
             return Report.from_json(content.decode())
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the content of a JSON file of the run."""
         try:
             return read_json(self.path / name)
         except ModelError as error:
