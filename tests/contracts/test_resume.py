@@ -30,6 +30,7 @@ class Snapshots:
         method = method if method.no_old_head else plugged(method, "ccfa")
         self.learner = Learner(method, toy_images(), observer=self, device=device)
         self.places, self.epochs, self.ends = {}, [], {}
+        self.is_restored = state is not None
         if state:
             restore(self.learner, load(state[0]), json.loads(state[1]))
 
@@ -40,7 +41,7 @@ class Snapshots:
     def on_batch(self, progress, losses):
         """Keep the last step of each kind: amid an epoch and, in stage 1, at the end of an epoch and of a phase."""
         at_end = (progress.batch + 1 == progress.num_batches, progress.epoch + 1 == progress.num_epochs)
-        if progress.stage.index == 1 or not at_end[0]:
+        if not self.is_restored and (progress.stage.index == 1 or not at_end[0]):
             place = progress.stage.index, progress.phase, at_end
             self.places[place] = progress.stage.index, len(self.epochs), self.stored()
 
@@ -50,7 +51,8 @@ class Snapshots:
     def finish(self, first=0, last=2):
         for stage in STAGES[first : last + 1]:
             self.learner.learn(stage)
-            self.ends[stage.index] = len(self.epochs), self.stored(), self.outcome()
+            if not self.is_restored:
+                self.ends[stage.index] = len(self.epochs), self.stored(), self.outcome()
         return self
 
     def outcome(self):

@@ -19,7 +19,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,10 +88,8 @@ def locked(folder: Path) -> Iterator[None]:
 @contextmanager
 def left_alone(folder: Path) -> Iterator[None]:
     """Hold a folder if it has a lock file; a folder without one is not changed."""
-    if (folder / LOCK).exists() and os.access(folder / LOCK, os.W_OK):
-        with locked(folder):
-            yield
-    else:
+    has_lock = (folder / LOCK).exists() and os.access(folder / LOCK, os.W_OK)
+    with locked(folder) if has_lock else nullcontext():
         yield
 
 

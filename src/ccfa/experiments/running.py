@@ -194,7 +194,12 @@ class Recorder:
         try:
             self.save()
         except DivergedError as error:
-            raise self._located(error, progress, losses) from error
+            # A checkpoint knows tensors only, not where training stands.
+            lr = float(self.learner.at_work[-1].optimiser.param_groups[0]["lr"])
+            values = {name: float(loss) for name, loss in losses.items()}
+            details = {**_place(progress), "batch": progress.batch, "lr": lr, "losses": values}
+            told = f"{error} It was found in {progress.place}, at a learning rate of {lr:.3g}."
+            raise DivergedError(told, details) from error
         except ResourceError as error:
             outcome = f"not saved: {error}"
             self.last_saved = time.monotonic()
@@ -204,15 +209,8 @@ class Recorder:
             raise Stopped(f"Stopped at {progress.place}; {outcome} {self._how_to_continue}", code)
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
-        images = progress.num_batches * progress.batch_size
-        record = {
-            "stage": progress.stage.index,
-            "phase": progress.phase,
-            "epoch": progress.epoch,
-            "lr": lr,
-            "images_per_second": round(images / max(seconds, 1e-9), 1) or None,
-            **losses,
-        }
+        speed = progress.num_batches * progress.batch_size / max(seconds, 1e-9)
+        record = {**_place(progress), "lr": lr, "images_per_second": round(speed, 1) or None, **losses}
         self.directory.append(METRICS, json.dumps(record))
         self.audience.on_epoch(progress, losses, lr, seconds)
 
@@ -274,25 +272,15 @@ class Recorder:
         ends_phase = ends_epoch and progress.epoch + 1 == progress.num_epochs
         return age >= self.interval or (ends_phase and age >= PHASE_SECONDS)
 
-    def _located(self, error: DivergedError, progress: Progress, losses: dict[str, Tensor]) -> DivergedError:
-        """Add to the error of a checkpoint, which knows tensors only, where training stands."""
-        lr = float(self.learner.at_work[-1].optimiser.param_groups[0]["lr"])
-        details = {
-            "stage": progress.stage.index,
-            "phase": progress.phase,
-            "epoch": progress.epoch,
-            "batch": progress.batch,
-            "lr": lr,
-            "losses": {name: float(loss) for name, loss in losses.items()},
-        }
-        return DivergedError(f"{error} It was found in {progress.place}, at a learning rate of {lr:.3g}.", details)
-
     @property
     def _how_to_continue(self) -> str:
-        may_be_missing = data_set(self.directory.experiment.data).find
-        needs_place = may_be_missing and not os.environ.get("CCFA_DATA")
-        data_dir = " --data-dir DIR" if needs_place else ""
+        may_be_missing = data_set(self.directory.experiment.data).find and not os.environ.get("CCFA_DATA")
+        data_dir = " --data-dir DIR" if may_be_missing else ""
         return f"Continue with: ccfa resume {shlex.quote(str(self.directory.path))}{data_dir}"
+
+
+def _place(progress: Progress) -> dict[str, Any]:
+    return {"stage": progress.stage.index, "phase": progress.phase, "epoch": progress.epoch}
 
 
 def _are_rows_of(label: int, rows: Tensor, learner: Learner) -> bool:
