@@ -100,7 +100,7 @@ def run(
             except BaseException as error:
                 _write_end(directory, error)
                 raise
-            directory.prune_checkpoints(1)
+        directory.prune_checkpoints(1)
         directory.set_status("finished")
         return directory.report()
 
