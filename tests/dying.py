@@ -1,11 +1,11 @@
 """Toy runs in processes that are killed, stopped or run out of something, and what they leave behind."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ccfa.evaluation import Report
-from ccfa.experiments.stopping import stoppable
+from ccfa.experiments import Run
+from ccfa.experiments.running import stoppable
 from children import started, wait
 from failing import install
 from toy_runs import toy_run
@@ -37,7 +37,7 @@ def die(path: Path, faults: str, **options: Any) -> int:
 
 def status(path: Path) -> dict[str, Any]:
     """What status.json says."""
-    return dict(json.loads((path / "status.json").read_text(encoding="utf-8")))
+    return Run(path).status
 
 
 def left_over(path: Path) -> list[str]:

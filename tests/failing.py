@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ccfa.experiments.evaluations import Evaluations
+from ccfa.experiments import running
 from ccfa.experiments.run_directory import Run
 from ccfa.experiments.running import Recorder
 from ccfa.learning.learner import ExemplarMemory
@@ -52,7 +52,7 @@ def install(faults: str) -> Callable[[], None]:
         action = point("step")
         if progress.epoch + 1 == progress.num_epochs and progress.batch + 1 == progress.num_batches:
             point("phase")
-        if action == "nan" and recorder.learner:
+        if action == "nan":
             next(recorder.learner.network.parameters()).data.fill_(float("nan"))
 
     def commit(source: Any, target: Any) -> None:
@@ -66,9 +66,9 @@ def install(faults: str) -> Callable[[], None]:
     before(Recorder, "on_batch", step)
     before(Recorder, "on_pause", lambda *_: point("pause"))
     before(ExemplarMemory, "update", lambda *_: point("select"))
-    before(Evaluations, "add", lambda *_: point("evaluate"))
+    before(running, "evaluate", lambda *_: point("evaluate"))
     before(Run, "append", lambda *_: point("append"))
-    before(Run, "write_report", lambda *_: point("report"))
+    before(Run, "write_results", lambda *_: point("report"))
     before(Run, "prune_checkpoints", lambda *_: point("after_commit"))
     before(os, "replace", commit)
     before(os, "fsync", flush)

@@ -9,9 +9,8 @@ from ccfa.data import ImageSet, split
 from ccfa.evaluation import Numbers, Report, rule_name
 from ccfa.experiments import Experiment
 from ccfa.experiments.building import experiment_method
-from ccfa.experiments.environment import environment
 from ccfa.experiments.experiment import Resolved
-from ccfa.files import write_atomically
+from ccfa.experiments.running import environment
 from ccfa.learning.acceleration import Acceleration
 from toy_runs import begun
 
@@ -57,7 +56,6 @@ def synthetic_run(path, resolved, num_done=None, seed=0, state="finished", epoch
                 record = {"stage": stage.index, "phase": phase, "epoch": epoch, "lr": 0.1, "images_per_second": 1000.0}
                 directory.append("metrics.jsonl", json.dumps({**record, **loss, "loss": sum(loss.values())}))
     num_seen = [stage.num_seen for stage in stages]
-    directory.write_rows("stages.csv", rows)
     report = Report(
         name=path.name,
         config=resolved.config,
@@ -71,6 +69,6 @@ def synthetic_run(path, resolved, num_done=None, seed=0, state="finished", epoch
         seconds=sum(row["seconds"] for row in rows),
         finished=state == "finished",
     )
-    write_atomically(path / "report.json", report.to_json())
+    directory.write_results(report, rows)
     directory.set_status(state)
     return directory

@@ -40,8 +40,6 @@ def toy_resolved(name: str = "podnet", seed: int = 0, **options) -> Resolved:
 
 def toy_run(path: Path, resolved: Resolved | None = None, audience=None, stop=None, **how) -> Report:
     """Run a toy experiment in a directory, or go on running it; `how` are fields of `Running`."""
-    if "first_stages" in how:
-        how["first_stages"] = getattr(how["first_stages"], "folder", how["first_stages"])
     return run(resolved or toy_resolved(), Run(path), Running(**{"device": "cpu", **how}), audience, stop)
 
 

@@ -63,11 +63,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file in one step: write a temporary file, flush it to the disk, rename it.
 
     Old temporary files in the folder, which killed writers have left, are removed.
-
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_atomically(Path(folder) / "a.txt", "new")
-    ...     os.listdir(folder)
-    ['a.txt']
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     with disk_errors(f"write {path}"):
@@ -121,7 +116,6 @@ def disk_errors(action: str) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents if they do not exist."""
     with disk_errors(f"create {path}"):
         path.mkdir(parents=True, exist_ok=True)
 
@@ -148,14 +142,12 @@ def damage_named(path: Path) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file."""
     content = read_file(path)
     with damage_named(path):
         return _object(content)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object as JSON."""
     write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 
@@ -186,14 +178,7 @@ def _safe(cell: Any) -> Any:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Store tensors and JSON facts in one safetensors file with one SHA-256 digest of both.
-
-    >>> import torch
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_tensors(Path(folder) / "a.safetensors", {"rows": torch.tensor([3, 1])}, {"stage": 2})
-    ...     read_tensors(Path(folder) / "a.safetensors")
-    ({'rows': tensor([3, 1])}, {'stage': 2})
-    """
+    """Store tensors and JSON facts in one safetensors file with one SHA-256 digest of both."""
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(facts)
     # One entry: the order of several would be random, and equal content should make equal bytes.
@@ -221,7 +206,6 @@ def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Store arrays in a compressed .npz file."""
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **arrays)
     write_atomically(path, content.getvalue())

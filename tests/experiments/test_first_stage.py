@@ -10,10 +10,11 @@ import torch
 
 import ccfa
 from ccfa.data import ImageSet
-from ccfa.errors import ModelError, Notice, ResourceError, Stopped
+from ccfa.errors import ModelError, Notice, Stopped
 from ccfa.experiments import Experiment, resolve
-from ccfa.experiments.first_stage import LAYERS, FirstStages, _code_digest, first_stage_key
-from ccfa.experiments.stopping import Stop
+from ccfa.experiments.first_stage import LAYERS, _code_digest, first_stage_key, learn_first_stage
+from ccfa.experiments.running import Stop
+from ccfa.files import write_tensors
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from commands import contents
@@ -42,12 +43,12 @@ def results(path):
 # starts from a new network at each stage.
 @pytest.mark.parametrize("name", ["podnet", "afc", "pass", "bic", "gdumb"])
 def test_a_stored_first_stage_changes_nothing(tmp_path, name):
-    resolved, store = toy_resolved(name, epochs=1), FirstStages(tmp_path / "store")
+    resolved, store = toy_resolved(name, epochs=1), tmp_path / "store"
     audiences = {"alone": Silent(), "storing": Silent(), "taking": Silent()}
     for run, audience in audiences.items():
         toy_run(tmp_path / run, resolved, audience, first_stages=None if run == "alone" else store)
         assert results(tmp_path / run) == results(tmp_path / "alone")
-    assert [file.stem for file in store.folder.iterdir()] == [first_stage_key(resolved, PLAIN, CPU)]
+    assert [file.stem for file in store.iterdir()] == [first_stage_key(resolved, PLAIN, CPU)]
     assert audiences["storing"].num_batches == audiences["alone"].num_batches > audiences["taking"].num_batches
 
 
@@ -116,14 +117,13 @@ def test_only_code_that_trains_changes_the_key(tmp_path, file, is_read):
 
 @pytest.mark.parametrize("content", [b"", b"x" * 99, "of another key"])
 def test_a_damaged_file_is_named(tmp_path, content):
-    store, learner = FirstStages(tmp_path), Learner(tiny("podnet", epochs=1), toy_images())
+    path, learner = tmp_path / "abc.safetensors", Learner(tiny("podnet", epochs=1), toy_images())
     if isinstance(content, bytes):
-        store.path("abc").write_bytes(content)
+        path.write_bytes(content)
     else:
-        store.store("other", learner.network)
-        store.path("other").rename(store.path("abc"))
+        write_tensors(path, learner.network.state_dict(), {"first_stage": "other"})
     with pytest.raises(ModelError, match=r"abc\.safetensors.*Remove it"):
-        store.learn(learner, STAGES[0], "abc")
+        learn_first_stage(learner, STAGES[0], path)
 
 
 class Sleeper(Silent):
@@ -145,12 +145,11 @@ class Sleeper(Silent):
 
 def one_waits_for_the_other(tmp_path, stop=None):
     """Run two experiments with one first stage, the second started while the first trains it."""
-    store, ended = FirstStages(tmp_path / "store"), []
-    audiences = Sleeper(stop), Silent()
+    ended, audiences = [], (Sleeper(stop), Silent())
 
     def go(name, audience):
         try:
-            toy_run(tmp_path / name, audience=audience, first_stages=store, stop=stop)
+            toy_run(tmp_path / name, audience=audience, first_stages=tmp_path / "store", stop=stop)
         except Stopped as stopped:
             ended.append(stopped.code)
 
@@ -183,7 +182,7 @@ def test_a_run_that_waited_does_not_begin_when_all_were_stopped(tmp_path):
 
 
 def test_a_stored_first_stage_wins_over_one_that_was_interrupted(tmp_path):
-    stop, store = Stop(), FirstStages(tmp_path / "store")
+    stop, store = Stop(), tmp_path / "store"
     with pytest.raises(Stopped):
         toy_run(tmp_path / "run", audience=Sleeper(stop), first_stages=store, stop=stop)
     whole, rest = Silent(), Silent()
@@ -194,7 +193,7 @@ def test_a_stored_first_stage_wins_over_one_that_was_interrupted(tmp_path):
 
 
 def test_an_interrupted_first_stage_is_continued_and_then_shared(tmp_path, fail):
-    store = FirstStages(tmp_path / "store")
+    store = tmp_path / "store"
     fail("step:3:raise")
     with pytest.raises(RuntimeError):
         toy_run(tmp_path / "run", first_stages=store, checkpoint_minutes=0)
@@ -206,17 +205,9 @@ def test_an_interrupted_first_stage_is_continued_and_then_shared(tmp_path, fail)
     assert taking.num_batches < rest.num_batches
 
 
-def test_a_folder_that_cannot_be_is_refused_before_anything_is_trained(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ResourceError, match="Not a directory"):
-            FirstStages(place)
-
-
 def test_a_first_stage_that_cannot_be_stored_is_noted(tmp_path):
-    store = FirstStages(tmp_path / "store")
     (tmp_path / "store").write_text("in the way")
     learner = Learner(tiny("podnet", epochs=1), toy_images())
     with pytest.warns(Notice, match="store"):
-        store.learn(learner, STAGES[0], "abc")
+        learn_first_stage(learner, STAGES[0], tmp_path / "store" / "abc.safetensors")
     assert len(learner.memory) == 6

@@ -15,11 +15,11 @@ import torch
 
 from ccfa import files
 from ccfa.errors import DivergedError, LockedError, ModelError, Notice, ResourceError, UsageError
-from ccfa.experiments import Experiment, Run, differences, environment, resolve, run_directory
-from ccfa.experiments.run_directory import LOCK, left_alone, locked
+from ccfa.experiments import Experiment, Run, resolve, run_directory
+from ccfa.experiments.run_directory import LOCK, differences, leaves, left_alone, locked, two_columns
 from ccfa.files import read_tensors, write_tensors
 from commands import contents
-from toy_runs import begun, toy_run
+from toy_runs import begun
 
 CONFIG = {"experiment": {"method": "toy"}, "resolved": {"stage_sizes": [1]}}
 ENVIRONMENT = {"device": "cpu", "acceleration": {"precision": "float32"}}
@@ -35,7 +35,7 @@ def enter(path, config=CONFIG, new=False):
         pass
 
 
-@pytest.mark.parametrize("module", [differences, environment, files, run_directory])
+@pytest.mark.parametrize("module", [files, run_directory])
 def test_examples_run(module):
     assert doctest.testmod(module).failed == 0
 
@@ -118,7 +118,7 @@ def test_of_many_at_once_one_begins_the_run(tmp_path):
     assert Run(path).config == CONFIG
 
 
-LINKS = (LOCK, "metrics.jsonl", "log.txt", "errors.txt", "checkpoints", "networks", "predictions", "exemplars")
+LINKS = (LOCK, "metrics.jsonl", "errors.txt", "checkpoints", "networks", "predictions", "exemplars")
 
 
 @pytest.mark.parametrize("name", LINKS)
@@ -173,7 +173,7 @@ def test_a_lock_leaves_no_trace_and_its_file_decides_nothing(tmp_path):
                 pass
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [None, b"{", b"[1]"])
 def test_damaged_files_are_named(run, content):
     readers = {
         "config.json": lambda: run.config,
@@ -188,14 +188,14 @@ def test_damaged_files_are_named(run, content):
 
 
 def test_lines_are_appended_or_missed_with_a_notice(run):
-    run.append("log.txt", "one ü \udcff")
-    run.append("log.txt", "two")
-    assert (run.path / "log.txt").read_bytes() == "one ü ?\ntwo\n".encode()
+    run.append("errors.txt", "one ü \udcff")
+    run.append("errors.txt", "two")
+    assert (run.path / "errors.txt").read_bytes() == "one ü ?\ntwo\n".encode()
     (run.path / "metrics.jsonl").mkdir()
     with pytest.warns(Notice, match=r"metrics\.jsonl"):
         run.append("metrics.jsonl", "x")
     with pytest.raises(ResourceError, match="gone"):
-        Run(run.path / "gone").append("log.txt", "x")
+        Run(run.path / "gone").append("errors.txt", "x")
 
 
 def test_predictions_and_networks_belong_to_run_and_stage(run, tmp_path):
@@ -300,8 +300,31 @@ def test_every_change_of_an_experiment_is_another_experiment(tmp_path):
             enter(tmp_path / "run", other)
 
 
-def test_a_finished_run_is_not_run_again(tmp_path):
-    first = toy_run(tmp_path / "run")
-    before = contents(tmp_path / "run" / "networks"), (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns
-    assert toy_run(tmp_path / "run") == first
-    assert before == (contents(tmp_path / "run" / "networks"), (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns)
+STORED = {"experiment": {"seed": 0, "options": {"lr": "0.1"}}, "order": [0, 1], "gone": 3}
+NOW = {"experiment": {"seed": 1, "options": {"lr": "0.1"}}, "order": [1, 0], "new": None}
+
+
+def test_only_what_differs_is_named():
+    assert differences(STORED, STORED) == {}
+    assert differences(STORED, NOW) == {"experiment.seed": (0, 1), "gone": (3, None), "order": ([0, 1], [1, 0])}
+    assert differences({"a": [{"count": 1}]}, {"a": [{"count": 2}]}) == {"a.0.count": (1, 2)}
+
+
+@pytest.mark.parametrize("more", [{}, {"a": {}}, [], {"a": 1}])
+def test_nothing_that_was_added_is_overlooked(more):
+    assert differences({"parts": [{"a": {}}]}, {"parts": [{"a": {}}, more]})
+
+
+def test_leaves_name_every_value_once():
+    assert dict(leaves({"a": [1, {"b": 2}], "c": "text"})) == {"a.0": 1, "a.1.b": 2, "c": "text"}
+    assert dict(leaves({"sizes": [5, 1], "none": [], "nothing": {}})) == {"sizes": [5, 1], "none": [], "nothing": {}}
+
+
+def test_both_values_stand_side_by_side_and_long_ones_are_cut():
+    lines = two_columns(differences(STORED, NOW)).splitlines()
+    assert [line.split() for line in lines[:3]] == [
+        ["stored", "now"],
+        ["experiment.seed", "0", "1"],
+        ["gone", "3", "-"],
+    ]
+    assert max(map(len, two_columns({"x": (list(range(100)), "y" * 100)}).splitlines())) < 100

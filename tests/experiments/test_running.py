@@ -1,40 +1,51 @@
+"""A run leaves the promised files, says how it ended, and goes on as it began; signals stop it between two steps."""
+
 import csv
 import json
-import re
+import os
+import signal
+import subprocess
+import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
 
-from ccfa.errors import DivergedError, UsageError
+from ccfa.errors import DivergedError, ResourceError, UsageError
 from ccfa.evaluation import Numbers, accuracy
-from ccfa.experiments import Experiment, Run, resolve, run
+from ccfa.experiments import Experiment, Run, resolve, run, running
+from ccfa.experiments.options import plain
+from ccfa.experiments.running import Stop, acceleration_of, environment, running_again, stoppable
 from ccfa.experiments.running import finished as reusable
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.settings import Running
-from toy_runs import begun, toy_resolved, toy_run
+from commands import contents
+from toy_runs import CPU, Silent, begun, toy_resolved, toy_run
 
 ON_CPU = Running(device="cpu")
 EXPERIMENT = Experiment(
-    "podnet", ccfa=True, scenario="4,3,3", order="seed-7", options={"epochs": "2", "balanced_epochs": "1"}
+    "podnet",
+    ccfa=True,
+    scenario="4,3,3",
+    order="seed-7",
+    validation=0.85,
+    options={"epochs": "2", "balanced_epochs": "1", "backbone": "small"},
 )
 STAGES = [4, 7, 10]
 
 
-class Audience:
+class Audience(Silent):
     """Keeps what it is told, and can stop the run at an epoch."""
 
     def __init__(self, stop=None, at=()):
+        super().__init__()
         self.stop = stop
         self.at = at
-        self.stages = []
-        self.num_batches = 0
+        self.results = []
         self.num_epochs = 0
-
-    def on_batch(self, progress, losses):
-        self.num_batches += 1
 
     def on_epoch(self, progress, losses, lr, seconds):
         self.num_epochs += 1
@@ -42,7 +53,7 @@ class Audience:
             raise self.stop
 
     def on_stage(self, stage, result):
-        self.stages.append((stage, result))
+        self.results.append(result)
 
 
 def started(path, experiment=EXPERIMENT):
@@ -77,7 +88,6 @@ def test_the_directory_holds_every_promised_file_and_nothing_else(finished):
         "checkpoints/000003.safetensors",
         "environment.json",
         "status.json",
-        "log.txt",
         "metrics.jsonl",
         "stages.csv",
         "accuracy_matrix.csv",
@@ -92,17 +102,17 @@ def test_the_directory_holds_every_promised_file_and_nothing_else(finished):
 def test_the_status_is_finished_and_the_stored_report_is_the_one_returned(finished):
     path, report, _ = finished
     directory = Run(path)
-    assert directory.read_json("status.json")["state"] == "finished"
+    assert directory.status["state"] == "finished"
     assert directory.report() == report
     assert report.finished
     assert report.name == "first"
-    assert report.config == directory.read_json("config.json")
+    assert report.config == directory.config
     assert report.environment == {"device": "cpu"}
 
 
 def test_an_epoch_is_a_line_of_metrics(finished):
     path, _, audience = finished
-    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    records = Run(path).read_epochs()
     expected = [(0, "main", 0), (0, "main", 1)]
     for stage in (1, 2):
         expected += [(stage, "main", 0), (stage, "main", 1), (stage, "balanced", 0)]
@@ -131,23 +141,18 @@ def test_a_stage_is_a_row_of_stages(finished):
             old = labels[index] < STAGES[index - 1]
             assert float(row["old_accuracy"]) == accuracy(by_logits[index][old], labels[index][old])
             assert float(row["new_accuracy"]) == accuracy(by_logits[index][~old], labels[index][~old])
-    assert [result["accuracy"] for _, result in audience.stages] == report.overall
+    assert [result["accuracy"] for result in audience.results] == report.overall
 
 
 def test_the_report_can_be_recomputed_from_the_predictions(finished):
     path, report, _ = finished
-    labels = predictions(path, "labels")
+    labels, test = predictions(path, "labels"), resolve(EXPERIMENT).test.labels.numpy()
     assert report.own == "logits"
     assert report.rules == {
         rule: Numbers.of(predictions(path, f"by_{rule}"), labels, STAGES) for rule in ("logits", "nearest_mean")
     }
-
-
-def test_the_labels_are_those_of_all_seen_test_images(finished):
-    path, _, _ = finished
-    test = resolve(EXPERIMENT).test.labels.numpy()
-    for seen, labels in zip(STAGES, predictions(path, "labels"), strict=True):
-        np.testing.assert_array_equal(labels, test[test < seen])
+    for seen, stored in zip(STAGES, labels, strict=True):
+        np.testing.assert_array_equal(stored, test[test < seen])
 
 
 def test_the_matrix_is_a_table_with_headings(finished):
@@ -156,12 +161,6 @@ def test_the_matrix_is_a_table_with_headings(finished):
     assert list(rows[0]) == ["after_stage", *(f"classes_of_stage_{index}" for index in range(3))]
     stored = [[float(row[f"classes_of_stage_{j}"] or "nan") for j in range(3)] for row in rows]
     np.testing.assert_array_equal(stored, np.array(report.accuracy_matrix, dtype=float))
-
-
-def test_the_log_has_a_line_a_stage(finished):
-    path, _, audience = finished
-    lines = [json.loads(line) for line in (path / "log.txt").read_text().splitlines()]
-    assert lines == [result for _, result in audience.stages]
 
 
 def test_every_stage_leaves_its_weights(finished):
@@ -174,50 +173,55 @@ def test_every_stage_leaves_its_weights(finished):
     assert sizes == sorted(set(sizes)), "the head grows with every stage"
 
 
-def test_nothing_is_a_pickle(finished):
-    path, _, _ = finished
-    for file in path.rglob("*"):
-        if file.is_file():
-            assert file.name == ".lock" or file.suffix in (".json", ".jsonl", ".csv", ".txt", ".npz", ".safetensors")
-            assert file.read_bytes()[:1] != b"\x80", f"{file} starts like a pickle"
-
-
 def test_the_stored_configuration_repeats_the_run(finished, tmp_path):
     path, report, _ = finished
-    stored = json.loads((path / "config.json").read_text())
-    again = run(*started(tmp_path / "again", Experiment(**stored["experiment"])), ON_CPU)
+    again = run(*started(tmp_path / "again", Run(path).experiment), ON_CPU)
     assert again.config == report.config
-    assert again.metrics == report.metrics
-    assert again.accuracy_matrix == report.accuracy_matrix
     assert again.rules == report.rules
     for name in ("predictions/stage-002.safetensors", "networks/stage-002.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (path / name).read_bytes()
 
 
-@pytest.mark.parametrize("changes", [{"seed": 1}, {"batch_seed": 1}])
-def test_each_seed_matters(finished, tmp_path, changes):
-    path, _, _ = finished
-    experiment = Experiment(**{**vars(EXPERIMENT), "scenario": "4,6", **changes})
-    run(*started(tmp_path / "other", experiment), ON_CPU)
-    name = "networks/stage-000.safetensors"
-    assert (tmp_path / "other" / name).read_bytes() != (path / name).read_bytes()
+def test_each_seed_matters(tmp_path):
+    networks = {}
+    for name, seeds in {"none": {}, "seed": {"seed": 1, "batch_seed": 0}, "batches": {"batch_seed": 1}}.items():
+        resolved = toy_resolved("finetune", epochs=1)._replace(experiment=Experiment("finetune", **seeds))
+        toy_run(tmp_path / name, resolved._replace(stages=resolved.stages[:1]))
+        weights = Run(tmp_path / name).network_weights(0)
+        networks[name] = b"".join(tensor.numpy().tobytes() for tensor in weights.values())
+    assert len(set(networks.values())) == 3
 
 
 def test_a_stage_is_judged_by_the_method_s_own_rule(tmp_path):
-    experiment = Experiment("icarl", scenario="5,5", options={"epochs": "1"})
-    report = run(*started(tmp_path / "run", experiment), ON_CPU)
+    report = toy_run(tmp_path / "run", toy_resolved("icarl", epochs=1))
     rows = table(tmp_path / "run" / "stages.csv")
     assert report.own == "nearest_mean"
     assert [float(row["accuracy"]) for row in rows] == report.overall == report.rules["nearest_mean"].overall
     assert [float(row["logits_accuracy"]) for row in rows] == report.rules["logits"].overall
 
 
+def always_zero(learner, images):
+    """A rule that no method of the package has."""
+    return torch.zeros(len(images), dtype=torch.int64)
+
+
+def test_a_rule_of_ones_own_is_evaluated_also_after_a_stop(tmp_path):
+    resolved = toy_resolved(epochs=1)
+    resolved = resolved._replace(method=replace(resolved.method, predict=always_zero))
+    with pytest.raises(KeyboardInterrupt):
+        toy_run(tmp_path / "run", resolved, Audience(KeyboardInterrupt(), at=(1, "main", 0)))
+    report = toy_run(tmp_path / "run", resolved)
+    share = float((resolved.test.labels == 0).double().mean())
+    assert (report.own, report.overall[-1]) == ("always_zero", pytest.approx(share))
+    assert list(report.rules) == ["logits", "nearest_mean", "always_zero"]
+    assert report.rules["logits"].overall != report.overall
+
+
 def test_a_method_without_exemplars_has_no_nearest_mean(tmp_path):
-    experiment = Experiment("finetune", scenario="5,5", options={"epochs": "1"})
-    report = run(*started(tmp_path / "run", experiment), ON_CPU)
+    report = toy_run(tmp_path / "run", toy_resolved("finetune", epochs=1))
     assert list(report.rules) == ["logits"]
     assert set(Run(tmp_path / "run").read_predictions(1)) == {"labels", "by_logits"}
-    assert [row["nearest_mean_accuracy"] for row in table(tmp_path / "run" / "stages.csv")] == ["", ""]
+    assert {row["nearest_mean_accuracy"] for row in table(tmp_path / "run" / "stages.csv")} == {""}
 
 
 @pytest.mark.parametrize(
@@ -225,31 +229,15 @@ def test_a_method_without_exemplars_has_no_nearest_mean(tmp_path):
     [(KeyboardInterrupt(), "interrupted"), (SystemExit(143), "interrupted"), (ValueError("a bug"), "failed")],
 )
 def test_a_stopped_run_says_so_and_keeps_the_stages_done(tmp_path, stop, state):
-    path = tmp_path / "run"
-    resolved, directory = started(path)
+    path, directory = tmp_path / "run", Run(tmp_path / "run")
     with pytest.raises(type(stop)):
-        run(resolved, directory, ON_CPU, Audience(stop, at=(1, "main", 1)))
-    assert directory.read_json("status.json")["state"] == state
+        toy_run(path, audience=Audience(stop, at=(1, "main", 1)))
+    assert directory.status["state"] == state
     assert not directory.report().finished
-    assert directory.report().num_seen == [4]
+    assert directory.report().num_seen == [2]
     assert len(table(path / "stages.csv")) == 1
     assert [file.name for file in (path / "predictions").iterdir()] == ["stage-000.safetensors"]
     assert (path / "errors.txt").exists() == (state == "failed")
-
-
-def test_a_diverging_run_fails_and_names_the_place(tmp_path):
-    path = tmp_path / "run"
-    experiment = Experiment("podnet", scenario="5,5", options={"epochs": "1", "balanced_lr": "1e30"})
-    resolved, directory = started(path, experiment)
-    with pytest.raises(DivergedError, match="stage 2, phase balanced, epoch"):
-        run(resolved, directory, ON_CPU)
-    status = directory.read_json("status.json")
-    assert status["state"] == "failed"
-    assert "phase balanced" in status["error"]
-    (told,) = (path / "errors.txt").read_text().splitlines()
-    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d error: The loss became", told)
-    assert (path / "networks" / "stage-000.safetensors").exists()
-    assert not (path / "networks" / "stage-001.safetensors").exists()
 
 
 def test_weights_broken_by_the_very_last_step_are_not_kept(tmp_path, monkeypatch):
@@ -261,20 +249,130 @@ def test_weights_broken_by_the_very_last_step_are_not_kept(tmp_path, monkeypatch
 
     optimise = Learner.optimise
     monkeypatch.setattr(Learner, "optimise", optimise_and_break)
-    resolved, directory = started(tmp_path / "run", Experiment("finetune", scenario="5,5", options={"epochs": "0"}))
     with pytest.raises(DivergedError, match="After stage 2 the weights backbone"):
-        run(resolved, directory, ON_CPU)
-    assert directory.read_json("status.json")["state"] == "failed"
-    assert [file.name for file in (directory.path / "networks").iterdir()] == ["stage-000.safetensors"]
+        toy_run(tmp_path / "run", toy_resolved("finetune", epochs=0))
+    assert Run(tmp_path / "run").status["state"] == "failed"
+    assert [file.name for file in (tmp_path / "run" / "networks").iterdir()] == ["stage-000.safetensors"]
 
 
 def test_only_a_finished_run_in_the_same_precision_is_reused(tmp_path, monkeypatch):
-    resolved, directory = toy_resolved(), Run(tmp_path / "run")
+    resolved, directory = toy_resolved("finetune", epochs=0), Run(tmp_path / "run")
     assert reusable(directory, resolved, ON_CPU) is None
     report = toy_run(tmp_path / "run", resolved)
     assert reusable(directory, resolved, ON_CPU) == report
+    before = contents(tmp_path / "run" / "networks")
+    assert toy_run(tmp_path / "run", resolved, audience := Audience()) == report, "it is not run again"
+    assert (contents(tmp_path / "run" / "networks"), audience.num_batches, audience.results) == (before, 0, [])
     with pytest.raises(UsageError, match=r"experiment\.seed"):
-        reusable(directory, toy_resolved(seed=1), ON_CPU)
-    monkeypatch.setattr("ccfa.experiments.running.acceleration_of", lambda running: (None, Acceleration("bf16")))
+        reusable(directory, toy_resolved("finetune", seed=1, epochs=0), ON_CPU)
+    monkeypatch.setattr(running, "acceleration_of", lambda running: (None, Acceleration("bf16")))
     with pytest.raises(UsageError, match=r"float32.*bf16"):
         reusable(directory, resolved, ON_CPU)
+
+
+def again(directory, **how):
+    return acceleration_of(running_again(directory, Running(**how)))
+
+
+def test_a_run_goes_on_with_the_device_and_precision_it_began_with(tmp_path):
+    surroundings = {"torch_device": "cpu", "acceleration": {"precision": "float32"}}
+    directory = begun(tmp_path / "run", toy_resolved().config, surroundings)
+    assert again(directory, device="auto")[0] == CPU
+    directory.write_json("environment.json", {"torch_device": "cuda:7", "acceleration": {"precision": "bf16"}})
+    with pytest.raises(ResourceError, match="cuda:7"):
+        again(directory, device="auto")
+    assert again(directory, device="cpu")[1].precision == "float32"
+
+
+@pytest.mark.parametrize("off", [{}, {"compile": False}, {"graph": False}, {"compile": False, "graph": False}], ids=str)
+def test_what_was_switched_off_stays_off(tmp_path, monkeypatch, off):
+    monkeypatch.setattr(running, "pick_device", lambda name: torch.device(name))
+    first = Acceleration("bf16", **{"compile": True, "graph": True, **off})
+    surroundings = {"torch_device": "cuda", "acceleration": plain(first)}
+    directory = begun(tmp_path / "run", toy_resolved().config, surroundings)
+    assert again(directory, device="auto")[1] == first
+    assert again(directory, device="auto", compile=False, graph=False)[1] == Acceleration("bf16", False, False)
+    directory.write_json("environment.json", {"torch_device": "cpu", "acceleration": plain(Acceleration())})
+    assert again(directory, device="cuda")[1] == Acceleration("bf16", True, True)
+
+
+def test_the_environment_is_json_and_names_the_device():
+    found = environment(CPU, Acceleration())
+    assert json.loads(json.dumps(found)) == found
+    assert found["device"].startswith("cpu")
+    assert found["acceleration"]["precision"] == "float32"
+    names = ("ccfa", "commit", "python", "torch", "numpy", "threads", "platform")
+    assert all(found[name] for name in names)
+
+
+def test_the_commit_of_a_checkout_around_an_installed_package_is_not_ours(tmp_path, monkeypatch):
+    def git(*arguments):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", "-C", tmp_path, *identity, *arguments], check=True, capture_output=True)
+
+    source = tmp_path / "running.py"
+    source.write_text("")
+    git("init")
+    git("commit", "--allow-empty", "-m", "theirs")
+    monkeypatch.setattr(running, "__file__", str(source))
+    assert environment(CPU, Acceleration())["commit"] == "unknown"
+    git("add", source.name)
+    git("commit", "-m", "ours")
+    assert len(environment(CPU, Acceleration())["commit"]) == 12
+    source.write_text("changed")
+    assert environment(CPU, Acceleration())["commit"].endswith("+")
+
+
+def test_a_given_commit_comes_first_and_without_git_it_is_unknown(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert environment(CPU, Acceleration())["commit"] == "unknown"
+    monkeypatch.setenv("CCFA_COMMIT", "0123456789ab")
+    assert environment(CPU, Acceleration())["commit"] == "0123456789ab"
+
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGUSR1: 138, signal.SIGUSR2: 140}
+
+
+@pytest.mark.parametrize(("number", "code"), CODES.items())
+def test_a_signal_sets_a_flag_and_a_second_ctrl_c_aborts(number, code):
+    before = [signal.getsignal(one) for one in CODES]
+    with stoppable() as stop:
+        assert stop.asked() is None
+        os.kill(os.getpid(), number)
+        assert stop.asked() == code
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.asked() == code
+    assert [signal.getsignal(one) for one in CODES] == before
+    with pytest.raises(ValueError, match="a bug"), stoppable():
+        raise ValueError("a bug")
+    assert [signal.getsignal(one) for one in CODES] == before
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        with stoppable() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.asked() is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_in_another_thread_only_the_time_limit_counts():
+    found = []
+
+    def work():
+        with stoppable(max_minutes=0) as stop:
+            found.append(stop.asked())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [75]
+
+
+def test_the_time_limit():
+    assert Stop(max_minutes=0).asked() == 75
+    assert Stop(max_minutes=1000).asked() is None
+    assert Stop().asked() is None

@@ -12,7 +12,7 @@ import torch
 from ccfa.data import load, split
 from ccfa.errors import DivergedError, LockedError, Stopped, UsageError
 from ccfa.experiments.run_directory import locked
-from ccfa.experiments.stopping import Stop
+from ccfa.experiments.running import Stop
 from ccfa.experiments.sweep import experiments_of, run_all, sweep
 from ccfa.kernels.graphs import Lane, own_stream
 from ccfa.learning import Learner

@@ -30,7 +30,7 @@ def learned(method, train=None, stages=STAGES[:2]):
 
 
 @every_method
-@pytest.mark.parametrize("memory", [-1, 0, 1, 10**6, 10**30])
+@pytest.mark.parametrize("memory", [-1, 0, 1, 10**30])
 def test_a_memory_of_any_size_is_taken_or_refused_by_name(name, memory):
     method, experiment = METHODS[name](), Experiment(name, memory=memory)
     if has_memory_size(method) and max(method.needs_memory, 0) <= memory <= 130:
@@ -47,13 +47,13 @@ def test_the_smallest_and_the_largest_memory_are_learned_with(name):
     if not has_memory_size(method):
         pytest.skip(f"{name} has no memory size")
     images = toy_images()
-    for per_class in (max(method.needs_memory, 1), 12, 2**31):
+    for per_class in (max(method.needs_memory, 1), 2**31):
         learner = learned(with_memory(method, Budget(per_class=per_class)), images)
         assert [len(rows) for rows in learner.memory.classes] == [min(per_class, 12)] * 4
 
 
 @every_method
-@pytest.mark.parametrize("sizes", [[6], [5, 1], [1, 5], [1, 1, 4]], ids=str)
+@pytest.mark.parametrize("sizes", [[6], [1, 4, 1]], ids=str)
 def test_stages_of_any_size_are_learned_without_nan(name, sizes):
     learned(tiny(name, epochs=1), stages=split(6, sizes[0], sizes[1:]))
 

@@ -14,7 +14,7 @@ from ccfa.experiments import run_directory
 from children import started, wait
 from digests import run_digest
 from dying import checkpoints, die, left_over, stoppable_run
-from toy_runs import Silent, begun, toy_resolved, toy_run
+from toy_runs import Silent, toy_run
 
 
 @pytest.fixture
@@ -125,18 +125,6 @@ def test_too_little_space_for_the_whole_run_is_noted_at_its_start(place, monkeyp
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
     with pytest.warns(Notice, match=r"needs about [\d,]+ bytes"), pytest.raises(KeyboardInterrupt):
         toy_run(place / "run", audience=AfterFirst(lambda: signal.raise_signal(signal.SIGINT)))
-
-
-def test_no_file_is_left_open(place):
-    resolved = toy_resolved()
-    store = begun(place / "store", resolved.config)
-    weights = resolved.method.backbone(3).state_dict()
-    store.save_checkpoint(weights, {})
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(20):
-        store.save_checkpoint(weights, {})
-    store.load_checkpoint()
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_run_folder_that_is_removed_is_not_made_again(place):

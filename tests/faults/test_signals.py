@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import shlex
 import signal
 import sys
 import time
@@ -11,10 +12,11 @@ from contextlib import suppress
 import pytest
 
 from ccfa import cli
+from ccfa.experiments import Run
 from ccfa.methods import METHODS
 from children import started, wait
 from digests import run_digest
-from dying import STEPS, checkpoints, die, left_over, start, status, stoppable_run
+from dying import STEPS, checkpoints, die, left_over, start, stoppable_run
 from toy_runs import Silent, begun, toy_resolved, toy_run
 
 KILLED = -signal.SIGKILL
@@ -25,7 +27,7 @@ PLACES += ("report:1", "write:9", "append:1")
 def finish(path, **options):
     """Continue until done, and check what is promised afterwards."""
     stoppable_run(path, **options)
-    assert status(path)["state"] == "finished"
+    assert Run(path).status["state"] == "finished"
     assert left_over(path) == []
     assert len(checkpoints(path)) == 1
     assert len((path / "stages.csv").read_text().splitlines()) == 4, "a heading and each stage once"
@@ -70,6 +72,13 @@ def test_killed_at_every_kind_of_place(place, undisturbed):
             with open(place / "run" / "metrics.jsonl", "a") as log:
                 log.write('{"stage": 1, "phase": "ma')  # as much of the line as reached the disk
     assert finish(place / "run") == undisturbed
+
+
+@pytest.mark.parametrize("fault", ["select:1", "evaluate:1", "report:1"])
+def test_no_epoch_of_a_shared_first_stage_is_lost(place, undisturbed, fault):
+    for _ in range(2):
+        die(place / "run", f"{fault}:kill", first_stages=place / "first stages")
+    assert finish(place / "run", first_stages=place / "first stages") == undisturbed
 
 
 def kill_at(number):
@@ -123,7 +132,7 @@ def test_each_signal_stops_between_two_steps_and_no_step_is_lost(place, undistur
     codes = {"sigterm": 143, "sigint": 130, "sighup": 129, "sigusr1": 138, "sigusr2": 140}
     for name, code in codes.items():
         assert die(place / "run", f"step:2:{name}", minutes=1000) == code
-        assert status(place / "run")["state"] == "interrupted"
+        assert Run(place / "run").status["state"] == "interrupted"
     audience = Silent()
     assert finish(place / "run", audience=audience) == undisturbed
     assert audience.num_batches == len(STEPS) - 2 * len(codes)
@@ -132,15 +141,15 @@ def test_each_signal_stops_between_two_steps_and_no_step_is_lost(place, undistur
 @pytest.mark.parametrize(
     ("faults", "code"),
     [
-        ("step:3:sigint,write:8:sigint", 130),  # the second Ctrl-C stops at once
-        ("write:11:sigint,write:12:sigint", 130),
-        ("write:8:sigterm", 143),  # while a checkpoint is written
+        ("step:3:sigint,write:5:sigint", 130),  # the second Ctrl-C stops at once, while a checkpoint is written
+        ("write:11:sigint,write:12:sigint", 130),  # while the tables are written
+        ("write:9:sigterm", 143),  # while the checkpoint of a stage is written
         ("pause:4:sigterm", 143),
     ],
 )
 def test_a_signal_at_another_place_leaves_whole_checkpoints(place, undisturbed, faults, code):
     assert die(place / "run", faults) == code
-    assert status(place / "run")["state"] == "interrupted"
+    assert Run(place / "run").status["state"] == "interrupted"
     assert left_over(place / "run") == []
     assert finish(place / "run") == undisturbed
 
@@ -160,18 +169,7 @@ def test_a_reader_that_leaves_ends_a_run_that_can_be_continued(call, tmp_path):
         os.close(reading)
         os.dup2(writing, 1)
         sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
-        sys.argv = [
-            "ccfa",
-            "run",
-            "finetune",
-            "--validation",
-            "0.85",
-            "--set",
-            "epochs=2",
-            "backbone=small",
-            "--out",
-            "run",
-        ]
+        sys.argv = shlex.split("ccfa run finetune --validation 0.85 --set epochs=2 backbone=small --out run")
         cli.main()
 
     process = started(piped)
@@ -180,6 +178,6 @@ def test_a_reader_that_leaves_ends_a_run_that_can_be_continued(call, tmp_path):
         time.sleep(0.005)
     os.close(reading)  # as `| head -1` does
     assert wait(process) == 141
-    assert status(tmp_path / "run")["state"] in ("interrupted", "failed")
+    assert Run(tmp_path / "run").status["state"] in ("interrupted", "failed")
     assert call("resume", "run")[0] == 0
-    assert status(tmp_path / "run")["state"] == "finished"
+    assert Run(tmp_path / "run").status["state"] == "finished"

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ccfa.errors import CcfaError, UsageError
-from ccfa.experiments.stopping import HEEDED, TIME_LIMIT_CODE
+from ccfa.experiments.running import HEEDED, TIME_LIMIT_CODE
 
 if TYPE_CHECKING:
     from submitit import Job

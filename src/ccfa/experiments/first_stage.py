@@ -18,7 +18,7 @@ from ccfa.data import Stage
 from ccfa.errors import ModelError, Notice, ResourceError
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.options import describe
-from ccfa.files import make_folder, read_tensors, require_place, write_tensors
+from ccfa.files import make_folder, read_tensors, write_tensors
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.state import take_over
@@ -29,59 +29,54 @@ from ccfa.plugins import plugins_digest
 LAYERS = ("data", "kernels", "models", "losses", "augmentation", "methods", "learning")
 
 
-class FirstStages:
-    """A folder of networks after the first stage's training, each under the digest of everything it was made from."""
+_turns: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 
-    def __init__(self, folder: Path) -> None:
-        require_place(folder)
-        self.folder = folder
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
-    def learn(
-        self, learner: Learner, stage: Stage, key: str, on_turn: Callable[[float], None] = lambda seconds: None
-    ) -> None:
-        """Learn the first stage, or take the weights of a run that has learned it.
+def learn_first_stage(
+    learner: Learner,
+    stage: Stage,
+    path: Path,
+    on_turn: Callable[[float], None] = lambda seconds: None,
+    on_learned: Callable[[], None] = lambda: None,
+) -> None:
+    """Learn the first stage, or take the weights of a run that has learned it and stored them at this path.
 
-        `on_turn` receives the seconds for which this run waited while another run of the process trained.
-        """
-        began = time.monotonic()
-        with self._locks[key]:  # of several runs in this process, one trains and the others wait
-            on_turn(time.monotonic() - began)
-            learner.on_pause()  # the runs may have been stopped meanwhile
-            learner.begin(stage)
-            trained = self.load(key)
-            if trained is None:
-                learner.optimise()
-                try:
-                    self.store(key, learner.network)
-                except ResourceError as error:  # the run itself does not need the file
-                    warnings.warn(Notice(f"{error} This first stage is not kept for other runs."), stacklevel=2)
-            else:
-                learner.interrupted.clear()  # another run has finished what was begun here
-                learner.network.head.drop_auxiliary()
-                take_over(learner.network, trained)
-        learner.conclude()
+    Of several runs in this process, one trains and the others wait: `on_turn` receives the seconds that this run has
+    waited. `on_learned` is called before the weights are stored. It writes the run's own checkpoint: a run that is
+    killed in between would otherwise take its own weights and lose the epochs that it has logged.
+    """
+    began = time.monotonic()
+    with _turns[path]:
+        on_turn(time.monotonic() - began)
+        learner.on_pause()  # the runs may have been stopped meanwhile
+        learner.begin(stage)
+        if not path.exists():
+            learner.optimise()
+            trained = learner.network.frozen_copy()
+            learner.conclude()
+            on_learned()
+            try:
+                make_folder(path.parent)
+                write_tensors(path, trained.state_dict(), {"first_stage": path.stem})
+            except ResourceError as error:  # the run itself does not need the file
+                warnings.warn(Notice(f"{error} This first stage is not kept for other runs."), stacklevel=2)
+            return
+        weights = _stored_weights(path)
+        learner.interrupted.clear()  # another run has finished what was begun here
+        learner.network.head.drop_auxiliary()
+        take_over(learner.network, weights)
+    learner.conclude()
+    on_learned()
 
-    def path(self, key: str) -> Path:
-        """Return where the network of a key is."""
-        return self.folder / f"{key}.safetensors"
 
-    def load(self, key: str) -> Mapping[str, Tensor] | None:
-        """Return the weights of a key, or None if no run has trained them yet."""
-        if not self.path(key).exists():
-            return None
-        try:
-            weights, facts = read_tensors(self.path(key))
-            if facts != {"first_stage": key}:
-                raise ModelError(f"{self.path(key)} is another first stage.")
-        except ModelError as error:
-            raise ModelError(f"{error} Remove it to train that first stage again.") from error
-        return weights
-
-    def store(self, key: str, network: torch.nn.Module) -> None:
-        """Keep a network for other runs."""
-        make_folder(self.folder)
-        write_tensors(self.path(key), network.state_dict(), {"first_stage": key})
+def _stored_weights(path: Path) -> Mapping[str, Tensor]:
+    try:
+        weights, facts = read_tensors(path)
+        if facts != {"first_stage": path.stem}:
+            raise ModelError(f"{path} is another first stage.")
+    except ModelError as error:
+        raise ModelError(f"{error} Remove it to train that first stage again.") from error
+    return weights
 
 
 def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torch.device) -> str:

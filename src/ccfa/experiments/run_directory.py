@@ -2,11 +2,11 @@
 
 `Run` is the only reader and the only writer of these files:
 
-    config.json, environment.json, status.json   the experiment, where it ran, how it ended
-    metrics.jsonl, log.txt, errors.txt           one line per epoch, one line per stage, errors
-    stages.csv, accuracy_matrix.csv, report.json the results so far
-    networks/, predictions/, exemplars/          one file per stage
-    checkpoints/                                 what `ccfa resume` continues from; the last two are kept
+    config.json, environment.json, status.json    the experiment, where it ran, how it ended
+    metrics.jsonl, errors.txt                     one line per epoch, errors
+    stages.csv, accuracy_matrix.csv, report.json  the results so far
+    networks/, predictions/, exemplars/           one file per stage
+    checkpoints/                                  what `ccfa resume` continues from; the last two are kept
 """
 
 import csv
@@ -19,7 +19,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,6 @@ from torch import Tensor
 import ccfa
 from ccfa.errors import DivergedError, LockedError, ModelError, Notice, ResourceError, UsageError
 from ccfa.evaluation import Report
-from ccfa.experiments.differences import differences, two_columns
 from ccfa.experiments.experiment import experiment_of
 from ccfa.files import (
     damage_named,
@@ -52,11 +51,12 @@ from ccfa.files import (
 from ccfa.settings import Experiment
 
 FOLDERS = ("predictions", "networks", "exemplars", "checkpoints")
-LOGS = ("metrics.jsonl", "log.txt")
+METRICS = "metrics.jsonl"
 ERRORS = "errors.txt"
 LOCK = ".lock"
 CHECKPOINTS_KEPT = 2
 CHECKPOINT_FORMAT = 2
+VALUE_WIDTH = 40  # characters of a value in a message
 
 
 @contextmanager
@@ -88,10 +88,8 @@ def locked(folder: Path) -> Iterator[None]:
 @contextmanager
 def left_alone(folder: Path) -> Iterator[None]:
     """Hold a folder if it has a lock file; a folder without one is not changed."""
-    if (folder / LOCK).exists() and os.access(folder / LOCK, os.W_OK):
-        with locked(folder):
-            yield
-    else:
+    has_lock = (folder / LOCK).exists() and os.access(folder / LOCK, os.W_OK)
+    with locked(folder) if has_lock else nullcontext():
         yield
 
 
@@ -140,7 +138,7 @@ class Run:
         if not self.is_begun() and not self._is_unused():
             raise self._exists()
         with locked(self.path):
-            for name in (*FOLDERS, *LOGS, ERRORS):
+            for name in (*FOLDERS, METRICS, ERRORS):
                 _require_plain(self.path / name)
             if self.is_begun():
                 if new:
@@ -173,7 +171,6 @@ class Run:
         return UsageError(f"{message}.")
 
     def is_begun(self) -> bool:
-        """Whether the directory holds a run."""
         return (self.path / "config.json").exists()
 
     def require_same(self, config: Mapping[str, Any]) -> None:
@@ -197,17 +194,14 @@ class Run:
 
     @property
     def experiment(self) -> Experiment:
-        """The experiment of the run."""
         return experiment_of(self.config)
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Versions, device and precision of the run."""
         return self.read_json("environment.json")
 
     @property
     def status(self) -> dict[str, Any]:
-        """How the run stands: its state, the process and its host, the error if it failed."""
         return self.read_json("status.json")
 
     def report(self) -> Report:
@@ -218,27 +212,28 @@ class Run:
             return Report.from_json(content.decode())
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the content of a JSON file of the run."""
         try:
             return read_json(self.path / name)
         except ModelError as error:
             raise ModelError(f"{self.path} is not a complete run directory. {error}") from error
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Replace a JSON file of the run."""
         write_json(self.path / name, content)
 
     def set_status(self, state: str, **details: Any) -> None:
         """Write how the run stands, for people and for the page; nothing is decided by it."""
         self.write_json("status.json", {"state": state, "pid": os.getpid(), "host": platform.node(), **details})
 
-    def write_report(self, report: Report) -> None:
-        """Replace report.json."""
+    def write_results(self, report: Report, rows: list[dict[str, Any]]) -> None:
+        """Replace the report and the tables; `rows` are those of stages.csv."""
+        write_table(self.path / "stages.csv", rows)
+        for rule, numbers in report.rules.items():
+            name = "accuracy_matrix.csv" if rule == report.own else f"accuracy_matrix_by_{rule}.csv"
+            matrix = numbers.accuracy_matrix
+            columns = ["after_stage", *(f"classes_of_stage_{index}" for index in range(len(matrix)))]
+            table = [dict(zip(columns, [index, *row], strict=True)) for index, row in enumerate(matrix)]
+            write_table(self.path / name, table)
         write_atomically(self.path / "report.json", report.to_json())
-
-    def write_rows(self, name: str, rows: list[dict[str, Any]]) -> None:
-        """Replace a CSV file of the run."""
-        write_table(self.path / name, rows)
 
     def append(self, name: str, line: str) -> None:
         """Add a line to a log. If the disk is full, the line is lost; if the directory is gone, the run ends."""
@@ -251,28 +246,26 @@ class Run:
                 raise ResourceError(f"Could not write {path}: its directory is gone.") from error
             warnings.warn(Notice(f"Lines of {path} are missing: {error.strerror}. The run continues."), stacklevel=2)
 
-    def log_lengths(self) -> dict[str, int]:
-        """Return the length of each log in bytes, once they are on the disk."""
-        with disk_errors(f"write the logs in {self.path}"):
-            present = [self.path / name for name in LOGS if (self.path / name).exists()]
-            for path in present:
-                sync(path)
-            return {path.name: path.stat().st_size for path in present}
+    def log_length(self) -> int:
+        """Return the length of metrics.jsonl in bytes, once they are on the disk."""
+        path = self.path / METRICS
+        with disk_errors(f"write {path}"):
+            if not path.exists():
+                return 0
+            sync(path)
+            return path.stat().st_size
 
-    def truncate_logs(self, lengths: Mapping[str, int]) -> None:
+    def cut_log(self, length: int) -> None:
         """Remove what was logged after a checkpoint, so that no epoch is logged twice and no line is torn."""
-        with disk_errors(f"shorten the logs in {self.path}"):
-            for name in LOGS:
-                path, length = self.path / name, lengths.get(name, 0)
-                if path.exists() and path.stat().st_size > length:
-                    os.truncate(path, length)
+        path = self.path / METRICS
+        with disk_errors(f"shorten {path}"):
+            if path.exists() and path.stat().st_size > length:
+                os.truncate(path, length)
 
     def network_weights(self, stage: int) -> dict[str, Tensor]:
-        """Return the weights after a stage."""
         return self._stage_tensors("networks", stage)
 
     def write_network(self, stage: int, network: torch.nn.Module) -> None:
-        """Store the weights after a stage."""
         self._write_stage_tensors("networks", stage, network.state_dict())
 
     def read_predictions(self, stage: int) -> dict[str, NDArray[np.int64]]:
@@ -280,7 +273,6 @@ class Run:
         return {name: tensor.numpy() for name, tensor in self._stage_tensors("predictions", stage).items()}
 
     def write_predictions(self, stage: int, arrays: Mapping[str, NDArray[np.int64]]) -> None:
-        """Store labels and predictions after a stage."""
         self._write_stage_tensors("predictions", stage, {name: torch.tensor(array) for name, array in arrays.items()})
 
     def _write_stage_tensors(self, folder: str, stage: int, tensors: Mapping[str, Tensor]) -> None:
@@ -315,7 +307,7 @@ class Run:
     def read_epochs(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl; a line that is cut off, because the run was killed, is left out."""
         records = []
-        for line in read_file(self.path / "metrics.jsonl").decode(errors="replace").splitlines():
+        for line in read_file(self.path / METRICS).decode(errors="replace").splitlines():
             with suppress(ValueError):
                 records.append(json.loads(line))
         return records
@@ -330,7 +322,6 @@ class Run:
         return sorted(int(name[:6]) for name in names if re.fullmatch(r"[0-9]{6}\.safetensors", name))
 
     def checkpoint_path(self, number: int) -> Path:
-        """Return where the checkpoint of a number is."""
         return self.path / "checkpoints" / f"{number:06d}.safetensors"
 
     def save_checkpoint(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -378,3 +369,41 @@ def _require_plain(path: Path) -> None:
     """Refuse a link, which leads outside of the directory, and a pipe, for which a writer would wait forever."""
     if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
         raise ModelError(f"{path} is a symbolic link, a pipe or a device. Remove it to use the run.")
+
+
+def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return both values of everything that differs, by its dotted name; None stands for a missing value.
+
+    >>> differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}})
+    {'a.c': (2, 3)}
+    """
+    before, after = dict(leaves(stored)), dict(leaves(now))
+    names = sorted(before.keys() | after.keys())
+    return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
+
+
+def leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value of nested dictionaries with its dotted name, `phases.later.0.epochs`.
+
+    Lists are entered if they hold dictionaries or lists. A list of plain values is one value, and so is anything empty.
+    """
+    items = list(content.items()) if isinstance(content, Mapping) else []
+    if isinstance(content, list) and any(isinstance(item, Mapping | list) for item in content):
+        items = list(enumerate(content))
+    if not items and prefix:
+        yield prefix, content
+    for key, value in items:
+        yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
+
+
+def two_columns(found: Mapping[str, tuple[Any, Any]], first: str = "stored", second: str = "now") -> str:
+    """Return differences as lines of text: the name, the first value, the second value."""
+    rows = [("", first, second)]
+    rows += [(name, _short(stored), _short(now)) for name, (stored, now) in found.items()]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "\n".join(f"  {name:{widths[0]}}  {stored:{widths[1]}}  {now}" for name, stored, now in rows)
+
+
+def _short(value: Any) -> str:
+    text = "-" if value is None else json.dumps(value, default=str)
+    return text if len(text) <= VALUE_WIDTH else text[: VALUE_WIDTH - 3] + "..."

@@ -2,34 +2,44 @@
 
 import functools
 import json
-import math
 import os
+import platform
 import shlex
 import shutil
+import signal
+import subprocess
+import threading
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ccfa.data import Stage, data_set
+import ccfa
+from ccfa.data import ImageSet, Stage, data_set
 from ccfa.errors import CcfaError, DivergedError, ModelError, Notice, ResourceError, Stopped, UsageError
-from ccfa.evaluation import Report
-from ccfa.experiments.differences import differences, two_columns
-from ccfa.experiments.environment import environment
-from ccfa.experiments.evaluations import Evaluations, write_results
+from ccfa.evaluation import Numbers, Report, accuracy, rule_name
 from ccfa.experiments.experiment import Resolved, resolve
-from ccfa.experiments.first_stage import FirstStages, first_stage_key
-from ccfa.experiments.run_directory import CHECKPOINTS_KEPT, ERRORS, Checkpoint, Run
-from ccfa.experiments.stopping import Stop
+from ccfa.experiments.first_stage import first_stage_key, learn_first_stage
+from ccfa.experiments.options import plain
+from ccfa.experiments.run_directory import CHECKPOINTS_KEPT, ERRORS, METRICS, Checkpoint, Run, differences, two_columns
 from ccfa.learning import Learner, Observer, Progress
-from ccfa.learning.acceleration import Acceleration, memory_errors_explained, pick_device, suit_threads
+from ccfa.learning.acceleration import (
+    Acceleration,
+    describe_device,
+    memory_errors_explained,
+    pick_device,
+    suit_threads,
+)
 from ccfa.learning.state import restore, state_of
 from ccfa.plugins import loaded_plugins
 from ccfa.settings import Running
@@ -38,22 +48,20 @@ DEFAULTS = Running()
 PHASE_SECONDS = 10.0  # the end of a phase is stored unless the last checkpoint is younger
 NETWORKS_PER_CHECKPOINT = 4  # the network, the previous one, the first one, and momentum
 DECIDES_BITS = ("ccfa", "commit", "torch", "numpy", "device", "threads", "acceleration")
+TIME_LIMIT_CODE = 75
+# Clusters send SIGUSR1 or SIGUSR2 some time before they end a job.
+HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Audience(Observer, Protocol):
     """Watches a run: the learner's steps, and the result of each stage."""
 
-    def on_stage(self, stage: Stage, result: dict[str, Any]) -> None: ...
+    def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
+        return
 
 
-class Silent:
+class Silent(Audience):
     """Watches and shows nothing."""
-
-    def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None: ...
-
-    def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None: ...
-
-    def on_stage(self, stage: Stage, result: dict[str, Any]) -> None: ...
 
 
 def run(
@@ -61,40 +69,40 @@ def run(
     directory: Run,
     running: Running = DEFAULTS,
     audience: Audience | None = None,
-    stop: Stop | None = None,
+    stop: "Stop | None" = None,
     new: bool = False,
 ) -> Report:
     """Run an experiment in a directory, or what is left of it, and return its report.
 
     A finished run of the same experiment is not run again. With `new`, the directory must not hold a run.
     """
-    device, acceleration = acceleration_of(running)
+    experiment, (device, acceleration) = resolved.experiment, acceleration_of(running)
     if device.type == "cpu":
         suit_threads(resolved.train.images[0].numel())  # before the threads are written down
     begun_in = environment(device, acceleration) | {"at_once": running.at_once}
-    recorder = Recorder(directory, audience or Silent(), stop or Stop(), running.checkpoint_minutes)
     with directory.entered(resolved.config, begun_in, new):
-        if directory.is_finished():
-            directory.set_status("finished")
-            return directory.report()
-        first_stages = _shared(running.first_stages) if running.first_stages else None
-        try:
-            with memory_errors_explained(resolved.method.phases(resolved.stages[0])[0].batch_size):
-                report = _learn_all(resolved, directory, recorder, device, acceleration, first_stages)
-        except (KeyboardInterrupt, SystemExit):  # Ctrl-C twice; a signal or the time limit
-            _end(recorder, "interrupted")
-            raise
-        except Exception as error:
-            if isinstance(error, DivergedError):
-                _diagnose(directory, error, recorder.learner)
-            _end(recorder, "failed", error)
-            raise
-        directory.set_status("finished")
+        if not directory.is_finished():
+            try:
+                directory.set_status("running")
+                with memory_errors_explained(resolved.method.phases(resolved.stages[0])[0].batch_size):
+                    learner = Learner(
+                        resolved.method,
+                        resolved.train,
+                        seed=experiment.seed,
+                        batch_seed=experiment.batch_seed,
+                        device=device,
+                        acceleration=acceleration,
+                    )
+                    recorder = Recorder(
+                        directory, learner, audience or Silent(), stop or Stop(), running.checkpoint_minutes
+                    )
+                    _learn_all(resolved, recorder, running.first_stages)
+            except BaseException as error:
+                _write_end(directory, error)
+                raise
         directory.prune_checkpoints(1)
-    return report
-
-
-_shared = functools.cache(FirstStages)  # runs of one process wait for each other
+        directory.set_status("finished")
+        return directory.report()
 
 
 def acceleration_of(running: Running) -> tuple[torch.device, Acceleration]:
@@ -161,50 +169,49 @@ def running_again(directory: Run, running: Running) -> Running:
 
 
 class Recorder:
-    """Writes metrics and checkpoints while a learner learns, and ends the run when it is asked to.
+    """Watches a learner: writes metrics and checkpoints, and ends the run when it is asked to.
 
     A checkpoint is due at the end of a phase, and when the last one is `minutes` old; 0 means after each epoch.
     """
 
-    def __init__(self, directory: Run, audience: Audience, stop: Stop, minutes: float) -> None:
+    def __init__(self, directory: Run, learner: Learner, audience: Audience, stop: "Stop", minutes: float) -> None:
         self.directory = directory
+        self.learner = learner
         self.audience = audience
         self.stop = stop
         self.interval = 60 * minutes
-        self.learner: Learner | None = None
         self.rows: list[dict[str, Any]] = []  # the results of the stages that are done
         self.seconds_before = 0.0  # spent on those stages, also by processes that were stopped
         self.stage_began = self.last_saved = time.monotonic()
-
-    @property
-    def stage_seconds(self) -> float:
-        return time.monotonic() - self.stage_began
-
-    def watch(self, learner: Learner) -> None:
-        self.learner = learner
-        learner.on_pause = self.on_pause
+        learner.observer, learner.on_pause = self, self.on_pause
 
     def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
         self.audience.on_batch(progress, losses)
+        code = self.stop.asked()
+        if not code and not self._is_due(progress):
+            return
+        outcome = "saved."
         try:
-            if code := self.stop.asked():
-                raise Stopped(f"Stopped at {progress.place}; {self._saved()} {self._how_to_continue}", code)
-            if self._is_due(progress):
-                self._save_or_warn()
+            self.save()
         except DivergedError as error:
-            raise self._located(error, progress, losses) from error
+            # A checkpoint knows tensors only, not where training stands.
+            lr = float(self.learner.at_work[-1].optimiser.param_groups[0]["lr"])
+            values = {name: float(loss) for name, loss in losses.items()}
+            details = {**_place(progress), "batch": progress.batch, "lr": lr, "losses": values}
+            told = f"{error} It was found in {progress.place}, at a learning rate of {lr:.3g}."
+            raise DivergedError(told, details) from error
+        except ResourceError as error:
+            outcome = f"not saved: {error}"
+            self.last_saved = time.monotonic()
+            if not code:
+                warnings.warn(Notice(f"{error} The run goes on and tries again later."), stacklevel=2)
+        if code:
+            raise Stopped(f"Stopped at {progress.place}; {outcome} {self._how_to_continue}", code)
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
-        images = progress.num_batches * progress.batch_size
-        record = {
-            "stage": progress.stage.index,
-            "phase": progress.phase,
-            "epoch": progress.epoch,
-            "lr": lr,
-            "images_per_second": round(images / max(seconds, 1e-9), 1) or None,
-            **losses,
-        }
-        self.directory.append("metrics.jsonl", json.dumps(record))
+        speed = progress.num_batches * progress.batch_size / max(seconds, 1e-9)
+        record = {**_place(progress), "lr": lr, "images_per_second": round(speed, 1) or None, **losses}
+        self.directory.append(METRICS, json.dumps(record))
         self.audience.on_epoch(progress, losses, lr, seconds)
 
     def on_pause(self) -> None:
@@ -212,47 +219,39 @@ class Recorder:
         if code := self.stop.asked():
             raise Stopped(f"Stopped between two phases; the last checkpoint stands. {self._how_to_continue}", code)
 
-    def begin_stage(self, seconds: float = 0.0) -> None:
-        """Start the clock of a stage at so many seconds."""
-        self.stage_began = time.monotonic() - seconds
-
     def leave_out(self, seconds: float) -> None:
         """Do not count time that was spent waiting for another run."""
         self.stage_began += seconds
 
-    def end_stage(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-        self.seconds_before += self.stage_seconds
-        self.begin_stage()
-        self.directory.append("log.txt", json.dumps(row))
+    def end_stage(self, results: dict[str, Any]) -> None:
+        seconds = time.monotonic() - self.stage_began
+        self.rows.append({**results, "seconds": round(seconds, 2)})
+        self.seconds_before += seconds
+        self.stage_began = time.monotonic()
         self.save()
 
     def save(self) -> None:
         """Store a checkpoint."""
-        if self.learner is None:
-            return
         tensors, facts = state_of(self.learner)
         state = {
             "learner": facts,
             "rows": self.rows,
-            "log_lengths": self.directory.log_lengths(),
+            "log_lengths": {METRICS: self.directory.log_length()},
             "seconds": self.seconds_before,
-            "stage_seconds": self.stage_seconds,
+            "stage_seconds": time.monotonic() - self.stage_began,
         }
         self.directory.save_checkpoint(tensors, state)
         self.last_saved = time.monotonic()
 
-    def restore(self, stored: Checkpoint, stages: Sequence[Stage]) -> dict[str, int]:
-        """Continue from a checkpoint, and return the lengths that the logs had then; refuse one that does not fit."""
-        learner = self.learner
+    def restore(self, stored: Checkpoint, stages: tuple[Stage, ...]) -> None:
+        """Continue from a checkpoint; refuse one that does not fit."""
+        learner, state = self.learner, stored.state
         try:
-            if learner is None:
-                raise ValueError("there is no learner")
-            restore(learner, stored.tensors, stored.state["learner"])
-            self.rows = list(stored.state["rows"])
-            self.seconds_before = float(stored.state["seconds"])
-            self.begin_stage(float(stored.state["stage_seconds"]))
-            lengths = {str(name): max(0, int(length)) for name, length in stored.state["log_lengths"].items()}
+            restore(learner, stored.tensors, state["learner"])
+            self.rows = list(state["rows"])
+            self.seconds_before = float(state["seconds"])
+            self.stage_began = time.monotonic() - float(state["stage_seconds"])
+            log_length = max(0, int(state["log_lengths"][METRICS]))
         except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise ModelError(f"Checkpoint {stored.number} does not hold what it should: {error!r}.") from error
         stage, head = learner.stage, learner.network.head
@@ -263,7 +262,7 @@ class Recorder:
         }
         if wrong := [name for name, holds in fits.items() if not holds]:
             raise ModelError(f"Checkpoint {stored.number} does not fit this run: {', '.join(wrong)} cannot be right.")
-        return lengths
+        self.directory.cut_log(log_length)
 
     def _is_due(self, progress: Progress) -> bool:
         age = time.monotonic() - self.last_saved
@@ -273,103 +272,117 @@ class Recorder:
         ends_phase = ends_epoch and progress.epoch + 1 == progress.num_epochs
         return age >= self.interval or (ends_phase and age >= PHASE_SECONDS)
 
-    def _save_or_warn(self) -> None:
-        try:
-            self.save()
-        except ResourceError as error:
-            self.last_saved = time.monotonic()  # try again when the next one is due
-            warnings.warn(Notice(f"{error} The run goes on and tries again later."), stacklevel=2)
-
-    def _saved(self) -> str:
-        try:
-            self.save()
-        except ResourceError as error:
-            return f"not saved: {error}"
-        return "saved."
-
-    def _located(self, error: DivergedError, progress: Progress, losses: dict[str, Tensor]) -> DivergedError:
-        """Add to the error of a checkpoint, which knows tensors only, where training stands."""
-        at_work = self.learner.at_work if self.learner else []
-        details: dict[str, Any] = {
-            "stage": progress.stage.index,
-            "phase": progress.phase,
-            "epoch": progress.epoch,
-            "batch": progress.batch,
-            "losses": {name: float(loss) for name, loss in losses.items()},
-        }
-        told = f"{error} It was found in {progress.place}"
-        if at_work:
-            details["lr"] = float(at_work[-1].optimiser.param_groups[0]["lr"])
-            told += f", at a learning rate of {details['lr']:.3g}"
-        return DivergedError(f"{told}.", details)
-
     @property
     def _how_to_continue(self) -> str:
-        may_be_missing = data_set(self.directory.experiment.data).find
-        needs_place = may_be_missing and not os.environ.get("CCFA_DATA")
-        data_dir = " --data-dir DIR" if needs_place else ""
+        may_be_missing = data_set(self.directory.experiment.data).find and not os.environ.get("CCFA_DATA")
+        data_dir = " --data-dir DIR" if may_be_missing else ""
         return f"Continue with: ccfa resume {shlex.quote(str(self.directory.path))}{data_dir}"
 
 
-def _learn_all(
-    resolved: Resolved,
-    directory: Run,
-    recorder: Recorder,
-    device: torch.device,
-    acceleration: Acceleration,
-    first_stages: FirstStages | None,
-) -> Report:
-    experiment, stages = resolved.experiment, resolved.stages
-    learner = Learner(
-        resolved.method,
-        resolved.train,
-        seed=experiment.seed,
-        batch_seed=experiment.batch_seed,
-        device=device,
-        observer=recorder,
-        acceleration=acceleration,
-    )
-    recorder.watch(learner)
-    _warn_if_short_of_space(directory.path, learner, len(stages))
-    test = resolved.test.to(device)
-    evaluations = Evaluations(resolved.method)
-    _continue(learner, resolved, recorder, evaluations)
-    for stage in stages[len(recorder.rows) :]:
-        if stage.index == 0 and first_stages:
-            first_stages.learn(learner, stage, first_stage_key(resolved, acceleration, device), recorder.leave_out)
-        else:
-            learner.learn(stage)
-        evaluations.add(learner, test.subset(test.rows(0, stage.num_seen)), stage)
-        directory.write_predictions(stage.index, evaluations.arrays())
-        directory.write_network(stage.index, learner.network)
-        directory.write_exemplars(stage.index, learner.memory.classes)
-        seconds = round(recorder.stage_seconds, 2)
-        recorder.end_stage({**evaluations.row(stage), "exemplars": len(learner.memory), "seconds": seconds})
-        write_results(directory, evaluations, recorder.rows, len(stages), recorder.seconds_before)
-        recorder.audience.on_stage(stage, recorder.rows[-1])
-    return directory.report()
+def _place(progress: Progress) -> dict[str, Any]:
+    return {"stage": progress.stage.index, "phase": progress.phase, "epoch": progress.epoch}
 
 
-def _continue(learner: Learner, resolved: Resolved, recorder: Recorder, evaluations: Evaluations) -> None:
+def _are_rows_of(label: int, rows: Tensor, learner: Learner) -> bool:
+    if rows.dtype != torch.int64 or rows.dim() != 1 or ((rows < 0) | (rows >= len(learner.train))).any():
+        return False
+    return bool((learner.train.labels[rows] == label).all())
+
+
+def _learn_all(resolved: Resolved, recorder: Recorder, first_stages: Path | None) -> None:
+    """Learn the stages that are left."""
+    learner, stages, test = recorder.learner, resolved.stages, resolved.test.to(recorder.learner.device)
+    _warn_if_short_of_space(recorder.directory.path, learner, len(stages))
+    _continue(resolved, recorder)
+    try:
+        for stage in stages[len(recorder.rows) :]:
+            end = functools.partial(_end_stage, resolved, recorder, stage, test)
+            if stage.index == 0 and first_stages:
+                key = first_stage_key(resolved, learner.acceleration, learner.device)
+                learn_first_stage(learner, stage, first_stages / f"{key}.safetensors", recorder.leave_out, end)
+            else:
+                learner.learn(stage)
+                end()
+            recorder.audience.on_stage(stage, recorder.rows[-1])
+    except DivergedError as error:
+        _diagnose(recorder, error)
+        raise
+
+
+def _continue(resolved: Resolved, recorder: Recorder) -> None:
     """Continue from the last checkpoint, if there is one."""
-    directory = recorder.directory
-    stored = directory.load_checkpoint()
-    directory.truncate_logs(recorder.restore(stored, resolved.stages) if stored else {})
-    directory.set_status("running", num_stages=len(resolved.stages))
+    stored = recorder.directory.load_checkpoint()
     if stored is None:
+        recorder.directory.cut_log(0)
         return
-    _note_surroundings(directory, learner, stored.number)
-    done = resolved.stages[: len(recorder.rows)]
-    for stage, row in zip(done, recorder.rows, strict=True):
-        evaluations.add_stored(directory, stage)
+    recorder.restore(stored, resolved.stages)
+    _note_surroundings(recorder, stored.number)
+    for stage, row in zip(resolved.stages, recorder.rows, strict=False):
         recorder.audience.on_stage(stage, row)
-    if done:
-        write_results(directory, evaluations, recorder.rows, len(resolved.stages), recorder.seconds_before)
+    if recorder.rows:
+        _write_results(resolved, recorder)
 
 
-def _note_surroundings(directory: Run, learner: Learner, number: int) -> None:
+def _end_stage(resolved: Resolved, recorder: Recorder, stage: Stage, test: ImageSet) -> None:
+    """Evaluate a learned stage and write down what it leaves; its checkpoint comes before the tables made of it."""
+    directory, learner = recorder.directory, recorder.learner
+    predictions = evaluate(learner, test.subset(test.rows(0, stage.num_seen)))
+    directory.write_predictions(stage.index, predictions)
+    directory.write_network(stage.index, learner.network)
+    directory.write_exemplars(stage.index, learner.memory.classes)
+    row = _accuracies(stage, predictions, rule_name(resolved.method.predict))
+    recorder.end_stage({**row, "exemplars": len(learner.memory)})
+    _write_results(resolved, recorder)
+
+
+def evaluate(learner: Learner, test: ImageSet) -> dict[str, NDArray[np.int64]]:
+    """Return the labels of test images, and their predictions by logits, nearest mean and the method's own rule."""
+    rules = {"logits": learner.predict_by_logits}
+    if len(learner.memory):
+        rules["nearest_mean"] = learner.predict_by_nearest_mean
+    rules[rule_name(learner.method.predict)] = learner.predict
+    predictions = {f"by_{name}": rule(test.images).cpu().numpy() for name, rule in rules.items()}
+    return {"labels": test.labels.cpu().numpy(), **predictions}
+
+
+def _accuracies(stage: Stage, predictions: dict[str, NDArray[np.int64]], own: str) -> dict[str, Any]:
+    """Return a line of stages.csv: accuracies as fractions, by the method's own rule first."""
+    labels, predicted, nearest = predictions["labels"], predictions[f"by_{own}"], predictions.get("by_nearest_mean")
+    old = labels < stage.num_old
+    return {
+        "stage": stage.index,
+        "num_seen": stage.num_seen,
+        "accuracy": accuracy(predicted, labels),
+        "new_accuracy": accuracy(predicted[~old], labels[~old]),
+        "old_accuracy": accuracy(predicted[old], labels[old]) if stage.num_old else None,
+        "logits_accuracy": accuracy(predictions["by_logits"], labels),
+        "nearest_mean_accuracy": None if nearest is None else accuracy(nearest, labels),
+    }
+
+
+def _write_results(resolved: Resolved, recorder: Recorder) -> None:
+    """Write the report and the tables of the stages that are done, from their stored predictions."""
+    directory, own = recorder.directory, rule_name(resolved.method.predict)
+    done = resolved.stages[: len(recorder.rows)]
+    stored, num_seen = [directory.read_predictions(stage.index) for stage in done], [stage.num_seen for stage in done]
+    labels = [arrays["labels"] for arrays in stored]
+    rules = [rule for rule in dict.fromkeys(("logits", "nearest_mean", own)) if f"by_{rule}" in stored[-1]]
+    report = Report(
+        name=directory.path.name,
+        config=directory.config,
+        num_seen=num_seen,
+        own=own,
+        rules={rule: Numbers.of([arrays[f"by_{rule}"] for arrays in stored], labels, num_seen) for rule in rules},
+        environment=directory.environment,
+        seconds=recorder.seconds_before,
+        finished=len(done) == len(resolved.stages),
+    )
+    directory.write_results(report, recorder.rows)
+
+
+def _note_surroundings(recorder: Recorder, number: int) -> None:
     """Warn about, and write down, what may change the last bits of the results of a continued run."""
-    now = environment(learner.device, learner.acceleration)
+    directory, now = recorder.directory, environment(recorder.learner.device, recorder.learner.acceleration)
     try:
         begun = directory.environment
     except ModelError:
@@ -385,12 +398,6 @@ def _note_surroundings(directory: Run, learner: Learner, number: int) -> None:
         directory.write_json("environment.json", begun)
 
 
-def _are_rows_of(label: int, rows: Tensor, learner: Learner) -> bool:
-    if rows.dtype != torch.int64 or rows.dim() != 1 or ((rows < 0) | (rows >= len(learner.train))).any():
-        return False
-    return bool((learner.train.labels[rows] == label).all())
-
-
 def _warn_if_short_of_space(folder: Path, learner: Learner, num_stages: int) -> None:
     one = sum(tensor.nbytes for tensor in learner.network.state_dict().values())
     needed = one * (num_stages + NETWORKS_PER_CHECKPOINT * (CHECKPOINTS_KEPT + 1))
@@ -404,27 +411,97 @@ def _warn_if_short_of_space(folder: Path, learner: Learner, num_stages: int) -> 
         )
 
 
-def _end(recorder: Recorder, state: str, error: Exception | None = None) -> None:
-    """Write down how the run ended, if the disk takes it."""
-    directory = recorder.directory
-    with suppress(ResourceError):
-        directory.set_status(state, stages_done=len(recorder.rows), **({"error": str(error)} if error else {}))
-        if error:
-            told = f"error: {error}" if isinstance(error, CcfaError) else traceback.format_exc()
-            directory.append(ERRORS, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {told}")
-
-
-def _diagnose(directory: Run, error: DivergedError, learner: Learner | None) -> None:
+def _diagnose(recorder: Recorder, error: DivergedError) -> None:
     """Write down what was seen when training diverged: where, the parts of the loss, the largest weights."""
-    weights = learner.network.state_dict() if learner else {}
+    weights = recorder.learner.network.state_dict()
     largest = {name: float(tensor.abs().max()) for name, tensor in weights.items() if tensor.numel()}
-    details = {"error": str(error), **error.details, "largest_weights": largest}
+    seen = json.dumps({"error": str(error), **error.details, "largest_weights": largest})
+    with suppress(ResourceError):  # NaN and infinity become text: JSON has no numbers for them
+        recorder.directory.write_json("diagnosis.json", json.loads(seen, parse_constant=str))
+
+
+def _write_end(directory: Run, error: BaseException) -> None:
+    """Write down how the run ended, if the disk takes it."""
     with suppress(ResourceError):
-        directory.write_json("diagnosis.json", _printable(details))
+        if not isinstance(error, Exception):  # Ctrl-C twice; a signal or the time limit
+            directory.set_status("interrupted")
+            return
+        directory.set_status("failed", error=str(error))
+        told = f"error: {error}" if isinstance(error, CcfaError) else traceback.format_exc()
+        directory.append(ERRORS, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {told}")
 
 
-def _printable(value: Any) -> Any:
-    """Return the value with NaN and infinity as text: JSON has no numbers for them."""
-    if isinstance(value, dict):
-        return {name: _printable(item) for name, item in value.items()}
-    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+def environment(device: torch.device, acceleration: Acceleration) -> dict[str, Any]:
+    """Return versions, commit, device, precision and threads as plain values, for environment.json."""
+    return {
+        "ccfa": ccfa.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "device": describe_device(device),
+        "torch_device": str(device),
+        "acceleration": plain(acceleration),
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+    }
+
+
+def _commit() -> str:
+    """Return the commit of the source if the package runs from a checkout; `+` marks uncommitted changes.
+
+    The variable CCFA_COMMIT takes precedence, for copies of a checkout that have no history or another one.
+    """
+    if commit := os.environ.get("CCFA_COMMIT"):
+        return commit
+    try:
+        # In a virtual environment inside another project's checkout, this file is not tracked: that commit is not ours.
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
+        return _git("describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+
+class Stop:
+    """Whether runs should stop, and with which exit code; shared by all runs of a process."""
+
+    def __init__(self, max_minutes: float | None = None) -> None:
+        self.code: int | None = None
+        self.deadline = time.monotonic() + 60 * max_minutes if max_minutes is not None else None
+
+    def asked(self) -> int | None:
+        """The exit code if it is time to stop."""
+        if self.code is None and self.deadline is not None and time.monotonic() >= self.deadline:
+            self.code = TIME_LIMIT_CODE
+        return self.code
+
+    def heed(self, number: int, frame: FrameType | None) -> None:
+        """A signal's handler: the first one asks to stop, a second Ctrl-C aborts, a third ends the process."""
+        if self.code is not None and number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            raise KeyboardInterrupt
+        self.code = 128 + number
+
+
+@contextmanager
+def stoppable(max_minutes: float | None = None) -> Iterator[Stop]:
+    """Let signals and the time limit stop runs; handlers are as before afterwards."""
+    stop = Stop(max_minutes)
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    # A signal that is ignored, as SIGHUP is under nohup, stays so.
+    before = {number: signal.getsignal(number) for number in HEEDED}
+    heeded = [number for number in HEEDED if before[number] != signal.SIG_IGN]
+    try:
+        for number in heeded:
+            signal.signal(number, stop.heed)
+        yield stop
+    finally:
+        for number in heeded:
+            signal.signal(number, before[number])

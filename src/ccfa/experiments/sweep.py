@@ -16,8 +16,7 @@ from ccfa.experiments.building import build_method, experiment_method, factory
 from ccfa.experiments.experiment import Resolved, resolve
 from ccfa.experiments.options import decode, schema
 from ccfa.experiments.run_directory import ERRORS, Run, left_alone, locked
-from ccfa.experiments.running import Audience, acceleration_of, finished, run
-from ccfa.experiments.stopping import Stop
+from ccfa.experiments.running import Audience, Stop, acceleration_of, finished, run
 from ccfa.files import make_folder
 from ccfa.kernels.graphs import own_stream
 from ccfa.methods import METHODS

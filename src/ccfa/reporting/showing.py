@@ -17,8 +17,15 @@ from ccfa.experiments import Run, resolve
 from ccfa.experiments import sweep as sweeping
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.ledger import Result, store_result
-from ccfa.experiments.running import DEFAULTS, Audience, acceleration_of, finished, resolve_again, running_again
-from ccfa.experiments.stopping import stoppable
+from ccfa.experiments.running import (
+    DEFAULTS,
+    Audience,
+    acceleration_of,
+    finished,
+    resolve_again,
+    running_again,
+    stoppable,
+)
 from ccfa.experiments.sweep import Outcome, Swept, experiments_of
 from ccfa.files import require_place
 from ccfa.learning.acceleration import describe_device
