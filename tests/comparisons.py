@@ -2,13 +2,13 @@
 
 import copy
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from ccfa.evaluation import METRICS, Numbers, Report
 from ccfa.experiments import Experiment
-from ccfa.experiments.options import plain
 from ccfa.reporting.comparison import Entry
 
 SIZES = (4, 3, 3)
@@ -29,7 +29,7 @@ def config(
         "predict": "by_nearest_mean" if method == "icarl" else "by_logits",
     }
     return {
-        "experiment": plain(Experiment(method, ccfa, data=data, seed=seed, options=options, **given)),
+        "experiment": asdict(Experiment(method, ccfa, data=data, seed=seed, options=options, **given)),
         "resolved": {
             "method": resolved,
             "stage_sizes": list(sizes),

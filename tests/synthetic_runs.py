@@ -8,9 +8,8 @@ import torch
 from ccfa.data import ImageSet, split
 from ccfa.evaluation import Numbers, Report, rule_name
 from ccfa.experiments import Experiment
-from ccfa.experiments.building import experiment_method
 from ccfa.experiments.environment import environment
-from ccfa.experiments.experiment import Resolved
+from ccfa.experiments.experiment import Resolved, experiment_method
 from ccfa.files import write_atomically
 from ccfa.learning.acceleration import Acceleration
 from toy_runs import begun

@@ -1,10 +1,11 @@
 """A continued run keeps the device, precision and acceleration it began with."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
 from ccfa.errors import ResourceError
-from ccfa.experiments.options import plain
 from ccfa.experiments.running import acceleration_of, running_again
 from ccfa.learning.acceleration import Acceleration
 from ccfa.settings import Running
@@ -31,9 +32,9 @@ def test_a_run_goes_on_with_the_device_and_precision_it_began_with(tmp_path):
 def test_what_was_switched_off_stays_off(tmp_path, monkeypatch, off):
     monkeypatch.setattr("ccfa.experiments.running.pick_device", lambda name: torch.device(name))
     first = Acceleration("bf16", **{"compile": True, "graph": True, **off})
-    surroundings = {"torch_device": "cuda", "acceleration": plain(first)}
+    surroundings = {"torch_device": "cuda", "acceleration": asdict(first)}
     directory = begun(tmp_path / "run", toy_resolved().config, surroundings)
     assert again(directory, device="auto")[1] == first
     assert again(directory, device="auto", compile=False, graph=False)[1] == Acceleration("bf16", False, False)
-    directory.write_json("environment.json", {"torch_device": "cpu", "acceleration": plain(Acceleration())})
+    directory.write_json("environment.json", {"torch_device": "cpu", "acceleration": asdict(Acceleration())})
     assert again(directory, device="cuda")[1] == Acceleration("bf16", True, True)

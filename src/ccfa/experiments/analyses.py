@@ -13,8 +13,7 @@ from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.evaluation.projection import perplexity_for, tsne
 from ccfa.evaluation.similarity import Estimator, aligned, centred, gram
-from ccfa.experiments.building import experiment_method
-from ccfa.experiments.experiment import Resolved
+from ccfa.experiments.experiment import Resolved, experiment_method
 from ccfa.experiments.run_directory import Run
 from ccfa.experiments.running import resolve_again
 from ccfa.learning import Learner

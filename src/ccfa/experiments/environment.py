@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import numpy as np
 import torch
 
 import ccfa
-from ccfa.experiments.options import plain
 from ccfa.learning.acceleration import Acceleration, describe_device
 
 
@@ -28,7 +28,7 @@ def environment(device: torch.device, acceleration: Acceleration) -> dict[str, A
         "numpy": np.__version__,
         "device": describe_device(device),
         "torch_device": str(device),
-        "acceleration": plain(acceleration),
+        "acceleration": asdict(acceleration),
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
     }

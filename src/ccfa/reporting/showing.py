@@ -14,10 +14,10 @@ from ccfa.evaluation import Report
 from ccfa.experiments import Run, resolve
 from ccfa.experiments import sweep as sweeping
 from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.ledger import store_result
 from ccfa.experiments.running import DEFAULTS, Audience, acceleration_of, finished, resolve_again, running_again
 from ccfa.experiments.stopping import stoppable
 from ccfa.experiments.sweep import Outcome, Swept, experiments_of
+from ccfa.experiments.tables import store_result
 from ccfa.files import require_place
 from ccfa.learning.acceleration import describe_device
 from ccfa.plugins import load_plugin
