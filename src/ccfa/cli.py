@@ -12,18 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
-from tyro.conf import (
-    FlagCreatePairsOff,
-    OmitArgPrefixes,
-    OmitSubcommandPrefixes,
-    Positional,
-    UseAppendAction,
-    arg,
-    subcommand,
-)
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes, Positional, UseAppendAction, arg
 
 from ccfa import __version__
 from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line, printable
+from ccfa.plugins import load_plugin
 from ccfa.settings import Experiment, Grid, Pairs, Running
 
 if TYPE_CHECKING:
@@ -186,7 +179,8 @@ class Figure:
         from ccfa.learning.acceleration import pick_device
         from ccfa.reporting.figures import FigureOptions, write_figure
 
-        _load(self.plugin)
+        for path in self.plugin:
+            load_plugin(path)
         options = FigureOptions(self.data_dir, pick_device(self.device), self.images, self.seed, self.estimator)
         with console.status("Looking at the runs; networks of many stages take minutes on a CPU."):
             files = write_figure(self.kind, self.runs, self.out, options)
@@ -195,7 +189,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Page:
+class Report:
     """Write the page report.html of runs again, from the files in their directories."""
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...")]
@@ -222,7 +216,8 @@ class List:
     def __call__(self, console: "Console") -> None:
         from ccfa.reporting.tables import catalogue
 
-        _load(self.plugin)
+        for path in self.plugin:
+            load_plugin(path)
         for table in catalogue(self.what):
             console.print(table)
 
@@ -241,17 +236,7 @@ class Doctor:
             console.print(line, soft_wrap=True)
 
 
-Verb = (
-    Annotated[Run, subcommand("run")]
-    | Annotated[Resume, subcommand("resume")]
-    | Annotated[Sweep, subcommand("sweep")]
-    | Annotated[Table, subcommand("table")]
-    | Annotated[Compare, subcommand("compare")]
-    | Annotated[Figure, subcommand("figure")]
-    | Annotated[Page, subcommand("report")]
-    | Annotated[List, subcommand("list")]
-    | Annotated[Doctor, subcommand("doctor")]
-)
+Verb = Run | Resume | Sweep | Table | Compare | Figure | Report | List | Doctor
 
 
 def main() -> None:
@@ -344,13 +329,6 @@ def _gathered(words: list[str]) -> list[str]:
             kept.append(word)
             flag = ""
     return kept + [word for flag, texts in values.items() for word in (flag, *texts)]
-
-
-def _load(plugins: tuple[Path, ...]) -> None:
-    from ccfa.plugins import load_plugin
-
-    for path in plugins:
-        load_plugin(path)
 
 
 if __name__ == "__main__":

@@ -100,20 +100,12 @@ class Table:
 
 
 def cells() -> list[Cell]:
-    """Return the distinct cells of all tables; a cell that is printed twice occurs once.
-
-    >>> len(cells())
-    217
-    """
+    """Return the distinct cells of all tables; a cell that is printed twice occurs once."""
     return list(dict.fromkeys(cell for table in TABLES.values() for cell in table.cells))
 
 
 def cell_for(setting: Setting, metric: str = "average_incremental_accuracy") -> Cell | None:
-    """Return the paper's cell for a setting; if it has two, the one that its authors measured.
-
-    >>> cell_for(Setting("cifar100", "B50-inc10", "podnet")).value
-    64.62
-    """
+    """Return the paper's cell for a setting; if it has two, the one that its authors measured."""
     found = [cell for cell in cells() if (cell.setting, cell.metric) == (setting, metric)]
     return min(found, key=lambda cell: cell.source == "copied", default=None)
 
@@ -132,11 +124,7 @@ def cited_only() -> dict[str, Row]:
 
 
 def experiment_for(setting: Setting, order: str | None, seed: int) -> Experiment:
-    """Return the experiment that measures a setting with one class order and seed.
-
-    >>> experiment_for(Setting("cifar100", "B50-inc1", "podnet", memory=5), "podnet-1", 0).name
-    'cifar100-B50-inc1-podnet-1-podnet-m5-seed0'
-    """
+    """Return the experiment that measures a setting with one class order and seed."""
     default = build_method(setting.method, setting.data).memory.per_class or None
     return Experiment(
         method=setting.method,
@@ -155,9 +143,6 @@ def setting_of(experiment: Mapping[str, Any]) -> Setting | None:
     """Return the setting of an experiment as config.json holds it; None if no table can have such a setting.
 
     Defaults are filled in, and options that only repeat a default are left out.
-
-    >>> setting_of({"method": "podnet", "data": "cifar100", "memory": 20, "options": {"epochs": "160"}})
-    Setting(data='cifar100', scenario='B50-inc10', method='podnet', ccfa=False, memory=20, mix=None, options=())
     """
     try:
         given = experiment_of({"experiment": dict(experiment)})
@@ -260,9 +245,6 @@ def read_results(folder: Path) -> list[Result]:
     """Return the finished runs in a folder that have a setting and a class order of the paper, sorted by path.
 
     A file is left out with a warning if it is damaged, or if this version builds another method from its options.
-
-    >>> read_results(Path("no-such-folder"))
-    []
     """
     results = []
     for path in sorted(folder.rglob("*.json")):
@@ -277,8 +259,8 @@ def read_results(folder: Path) -> list[Result]:
             continue
         result = Result(path, report, experiment, setting)
         if not _agree(report.config.get("resolved", {}).get("method"), describe(experiment_method(experiment))):
-            reason = "this version builds another method from its options"
-            warnings.warn(Notice(f"{path} is left out: {reason}."), stacklevel=2)
+            told = f"{path} is left out: this version builds another method from its options."
+            warnings.warn(Notice(told), stacklevel=2)
         elif result.order in ORDERS:
             results.append(result)
     return results
@@ -348,11 +330,7 @@ def left_to_run(cells: Iterable[Cell], results: Sequence[Result], num_orders: in
 
 
 def can_run(setting: Setting) -> bool:
-    """Return whether this package has the method and can get the data.
-
-    >>> can_run(Setting("cifar100", "B50-inc10", "podnet")), can_run(Setting("cifar100", "B50-inc10", "tpcil"))
-    (True, False)
-    """
+    """Return whether this package has the method and can get the data."""
     return setting.method in METHODS and setting.data == RUNNABLE
 
 
