@@ -248,7 +248,6 @@ class Resolved(NamedTuple):
     train: ImageSet
     test: ImageSet
     stages: tuple[Stage, ...]
-    scenario: str
     order: tuple[int, ...]
     notes: tuple[str, ...]  # what the user should know and did not ask for
 
@@ -330,9 +329,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
         notes.append(f"With a memory of 0 {method.name} sees no image of an old class again.")
     if method.memory != EVERYTHING and wanted > smallest:
         notes.append(f"The smallest class has {smallest} images, fewer than {wanted}: all of them are kept.")
-    return Resolved(
-        experiment, method, train.reorder(order), test.reorder(order), stages, scenario, order, tuple(notes)
-    )
+    return Resolved(experiment, method, train.reorder(order), test.reorder(order), stages, order, tuple(notes))
 
 
 def _require_phases(method: Method, stages: tuple[Stage, ...]) -> None:
