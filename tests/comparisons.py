@@ -2,14 +2,14 @@
 
 import copy
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from ccfa.evaluation import METRICS, Numbers, Report
 from ccfa.experiments import Experiment
-from ccfa.experiments.ledger import Result
-from ccfa.experiments.options import plain
+from ccfa.experiments.tables import Result
 
 SIZES = (4, 3, 3)
 
@@ -30,7 +30,7 @@ def config(
         "predict": "by_nearest_mean" if method == "icarl" else "by_logits",
     }
     return {
-        "experiment": plain(
+        "experiment": asdict(
             Experiment(method, ccfa, data=data, scenario=scenario, seed=seed, options=options, **given)
         ),
         "resolved": {

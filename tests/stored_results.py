@@ -1,12 +1,11 @@
 """Reports of runs that measure cells of the paper, as results/ holds them."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from ccfa.evaluation import METRICS, Numbers, Report
-from ccfa.experiments.building import experiment_method
-from ccfa.experiments.options import describe, plain
+from ccfa.experiments.experiment import describe, experiment_method
 from ccfa.experiments.tables import Setting, experiment_for
 
 STORED = Path(__file__).parents[1] / "results/cifar100-B50-inc10/cifar100-B50-inc10-podnet-0-podnet-ccfa-seed1.json"
@@ -22,7 +21,7 @@ def result_report(setting: Setting, order: str, value: float, seed: int = 1) -> 
         report,
         name=experiment.name,
         config={
-            "experiment": plain(experiment),
+            "experiment": asdict(experiment),
             "resolved": {**report.config["resolved"], "method": method, "class_order": [order]},
         },
         rules={report.own: Numbers([value] * len(report.overall), dict.fromkeys(METRICS, value))},

@@ -8,8 +8,7 @@ import torch
 from ccfa.data import ImageSet, split
 from ccfa.evaluation import Numbers, Report, rule_name
 from ccfa.experiments import Experiment
-from ccfa.experiments.building import experiment_method
-from ccfa.experiments.experiment import Resolved
+from ccfa.experiments.experiment import Resolved, experiment_method
 from ccfa.experiments.running import environment
 from ccfa.learning.acceleration import Acceleration
 from toy_runs import begun
@@ -27,7 +26,7 @@ def synthetic_resolved(names, increment=2, side=32, seed=0, **experiment):
     train, test = (ImageSet(images[::step], labels[::step], names) for step in (1, -1))
     record = Experiment(**{"method": "podnet", "ccfa": True, **experiment})
     stages = split(len(names), increment, increment)
-    return Resolved(record, experiment_method(record), train, test, stages, "", tuple(range(len(names))), ())
+    return Resolved(record, experiment_method(record), train, test, stages, tuple(range(len(names))), ())
 
 
 def synthetic_run(path, resolved, num_done=None, seed=0, state="finished", epochs=20):

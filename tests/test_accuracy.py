@@ -11,9 +11,9 @@ from ccfa.experiments import Experiment, resolve
 pytestmark = pytest.mark.slow
 
 
-def accuracy(method, ccfa=False, **options):
+def accuracy(method, **options):
     """On all digits, after two stages of five classes."""
-    resolved = resolve(Experiment(method, ccfa=ccfa, scenario="5,5", options=options))
+    resolved = resolve(Experiment(method, scenario="5,5", options=options))
     learner = Learner(resolved.method, resolved.train, seed=0)
     for stage in resolved.stages:
         learner.learn(stage)
@@ -44,18 +44,12 @@ def test_joint_training_is_best(podnet):
     assert accuracy("joint", epochs="4") > podnet
 
 
-def test_ccfa_changes_training(finetuned, podnet):
-    plugged = accuracy("podnet", ccfa=True, epochs="4", balanced_epochs="4")
-    assert plugged != podnet
-    assert plugged > finetuned + 0.2
-
-
 def test_ccfa_helps_starved_classes():
     """With one exemplar per class, which is what the glyphs have."""
     train, test = load("glyphs")
     first, second, *_ = parse_scenario("B18-inc6", 36)
     seen = test.subset(test.rows(0, second.num_seen))
-    alone = Learner(build_method("podnet", "glyphs"), train, seed=0)
+    alone = Learner(build_method("podnet", "glyphs", epochs=4, balanced_epochs=4), train, seed=0)
     alone.learn(first)
     plugged = copy.deepcopy(alone)  # CCFA acts from the second stage on
     plugged.method = with_augmentation(alone.method, CCFA(count=1))
@@ -63,4 +57,4 @@ def test_ccfa_helps_starved_classes():
     for learner in (alone, plugged):
         learner.learn(second)
         accuracies.append((learner.predict(seen.images) == seen.labels).float().mean().item())
-    assert accuracies[1] > accuracies[0] + 0.01  # by 0.057 when this was written; by 0.04 ± 0.02 over other seeds
+    assert accuracies[1] > accuracies[0] + 0.03  # by 0.083 when this was written; by 0.072 and 0.118 with other seeds

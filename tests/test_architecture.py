@@ -31,26 +31,6 @@ def test_only_kernels_and_acceleration_know_cuda():
     ]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "if x.is_cuda:",
-        "torch.cuda.synchronize()",
-        "from torch import cuda",
-        "x.cuda()",
-        'with torch.autocast("cuda"):',
-        "torch.is_autocast_enabled()",
-        "with cuda.graph(g):",
-        "Stream(device)",
-        "import triton.language as tl",
-        'find_spec("triton")',
-        "torch.backends.cuda.matmul.allow_tf32 = True",
-    ],
-)
-def test_the_search_for_cuda_finds(text):
-    assert KNOWS_CUDA.search(text)
-
-
 def test_no_method_and_not_the_learner_name_ccfa():
     inner = [name for name in TEXTS if name.startswith(("methods/", "learning/"))]
     code = {name: re.sub(r'""".*?"""', "", TEXTS[name], flags=re.DOTALL) for name in inner}  # docstrings may show it

@@ -19,7 +19,7 @@ from ccfa.data import DATASETS
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(ccfa.__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "RESULTS.md"]
-VERBS = {verb.__metadata__[0].name: verb.__origin__ for verb in get_args(cli.Verb)}
+VERBS = {verb.__name__.lower(): verb for verb in get_args(cli.Verb)}
 WITH_EXAMPLES = [
     ".".join(path.relative_to(SOURCE).with_suffix("").parts)
     for path in sorted(SOURCE.rglob("ccfa/**/*.py"))
@@ -65,14 +65,19 @@ def test_readme_shows_the_quickstart():
     assert (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8").endswith(f'"""\n\n{shown}')
 
 
+@pytest.fixture
+def quickly(tmp_path, monkeypatch):
+    """Train on the digits with fewer epochs, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    digits = DATASETS["digits"]
+    methods = {**digits.method_options, "podnet": {"balanced_epochs": 2}}
+    shorter = replace(digits, options={**digits.options, "epochs": 3}, method_options=methods)
+    monkeypatch.setitem(DATASETS._added, "digits", shorter)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
-def test_examples_run_and_learn(path, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    digits = DATASETS["digits"]  # with fewer epochs
-    methods = {**digits.method_options, "podnet": {"balanced_epochs": 4}}
-    shorter = replace(digits, options={**digits.options, "epochs": 6}, method_options=methods)
-    monkeypatch.setitem(DATASETS._added, "digits", shorter)
+def test_examples_run_and_learn(path, tmp_path, capsys, quickly):
     runpy.run_path(str(path), run_name="__main__")
     output = capsys.readouterr().out
     accuracies = [float(value) for value in re.findall(r": (\d+\.\d)%$", output, flags=re.MULTILINE)]
@@ -82,9 +87,8 @@ def test_examples_run_and_learn(path, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_usage_page_s_code_runs(tmp_path, monkeypatch, capsys):
+def test_the_usage_page_s_code_runs(tmp_path, capsys, quickly):
     (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "usage.md").read_text(), re.MULTILINE | re.DOTALL)
-    monkeypatch.chdir(tmp_path)
     exec(code, {})
     assert 0 < float(capsys.readouterr().out) < 1
     assert (tmp_path / "runs" / "several" / "comparison" / "index.html").exists()

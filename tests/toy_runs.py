@@ -35,7 +35,7 @@ def toy_resolved(name: str = "podnet", seed: int = 0, **options) -> Resolved:
     method = tiny(name, **options)
     method = method if method.no_old_head else plugged(method, "ccfa")
     order = tuple(range(6))
-    return Resolved(Experiment(name, seed=seed), method, toy_images(), toy_images(seed=1), STAGES, "", order, ())
+    return Resolved(Experiment(name, seed=seed), method, toy_images(), toy_images(seed=1), STAGES, order, ())
 
 
 def toy_run(path: Path, resolved: Resolved | None = None, audience=None, stop=None, **how) -> Report:

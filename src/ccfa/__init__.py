@@ -18,35 +18,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "CCFA": "augmentation",
-    "Experiment": "settings",
-    "FeatureAugmentation": "augmentation",
-    "Grid": "settings",
-    "ImageSet": "data",
-    "Learner": "learning",
-    "METHODS": "methods",
-    "Method": "methods",
-    "Recipe": "methods",
-    "Run": "experiments",
-    "Running": "settings",
-    "Samples": "augmentation",
-    "Stage": "data",
-    "build_method": "experiments",
-    "compare": "reporting.comparison",
-    "cross_class_features": "augmentation",
-    "load": "data",
-    "register_data": "data",
-    "load_plugin": "plugins",
-    "register_backbone": "models",
-    "register_method": "methods",
-    "resume": "reporting.showing",
-    "run": "reporting.showing",
-    "split": "data",
-    "sweep": "reporting.showing",
-    "with_augmentation": "methods",
-    "wrap": "models",
-    "write_report": "reporting.page",
+_NAMES = {
+    "augmentation": ("CCFA", "FeatureAugmentation", "Samples", "cross_class_features"),
+    "data": ("ImageSet", "Stage", "load", "register_data", "split"),
+    "experiments": ("Run", "build_method"),
+    "learning": ("Learner",),
+    "methods": ("METHODS", "Method", "Recipe", "register_method", "with_augmentation"),
+    "models": ("register_backbone", "wrap"),
+    "plugins": ("load_plugin",),
+    "reporting.comparison": ("compare",),
+    "reporting.page": ("write_report",),
+    "reporting.showing": ("resume", "run", "sweep"),
+    "settings": ("Experiment", "Grid", "Running"),
 }
 
 __all__ = [
@@ -87,6 +70,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     # The names are looked up when they are used, so that `import ccfa` and `ccfa --help` do not wait for torch.
-    if name in _HOME:
-        return getattr(import_module(f"ccfa.{_HOME[name]}"), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(import_module(f"ccfa.{module}"), name)
     raise AttributeError(f"module 'ccfa' has no attribute {name!r}")

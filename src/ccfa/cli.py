@@ -12,18 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
-from tyro.conf import (
-    FlagCreatePairsOff,
-    OmitArgPrefixes,
-    OmitSubcommandPrefixes,
-    Positional,
-    UseAppendAction,
-    arg,
-    subcommand,
-)
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes, Positional, UseAppendAction, arg
 
 from ccfa import __version__
 from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line, printable
+from ccfa.plugins import load_plugin
 from ccfa.settings import Experiment, Grid, Pairs, Running
 
 if TYPE_CHECKING:
@@ -35,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """Train a method over all stages and leave a run directory."""
+    """Train a method over all stages and write a run directory."""
 
     experiment: OmitArgPrefixes[Experiment]
     running: OmitArgPrefixes[Running]
     out: Path | None = None
-    """The run directory; by default a name made from the experiment, under runs/."""
+    """The run directory; by default a folder in runs/ that is named after the experiment."""
     reuse: bool = False
-    """Show the result if the directory holds this experiment, finished; continue it if it is unfinished."""
+    """If the directory holds this experiment, continue it, or show its result if it is finished."""
     results: Path | None = None
-    """A folder such as results/ where the report of the finished run is kept as well, for `ccfa table`."""
+    """Copy the report of the finished run to this folder, such as results/, for `ccfa table`."""
 
     def __call__(self, console: "Console") -> None:
         from ccfa.reporting.showing import run
@@ -55,7 +48,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Resume:
-    """Continue a run where it was stopped, by default on the device and in the precision it began with."""
+    """Continue a stopped run, by default on the device and in the precision it began with."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """The run directory."""
@@ -69,16 +62,16 @@ class Resume:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Train several methods, with and without CCFA, over class orders, seeds and further axes; print one table."""
+    """Train several methods, with and without CCFA, over class orders, seeds and other axes, and compare them."""
 
     grid: OmitArgPrefixes[Grid]
     running: OmitArgPrefixes[Running]
     at_once: int = 1
     """How many runs share the device."""
     out: Path = Path("runs/sweep")
-    """Where the run directories go; finished ones found there are not run again, unfinished ones are continued."""
+    """The folder of the run directories. Finished runs in it are not repeated, and unfinished ones are continued."""
     results: Path | None = None
-    """A folder such as results/ where the report of each finished run is kept as well, for `ccfa table`."""
+    """Copy the report of each finished run to this folder, such as results/, for `ccfa table`."""
 
     def __call__(self, console: "Console") -> None:
         from ccfa.reporting.showing import sweep
@@ -89,34 +82,34 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Table:
-    """Show the paper's tables with our values beside them; run what is missing."""
+    """Show the paper's tables with our values beside them, or run what is missing."""
 
     name: Annotated[Positional[str], arg(metavar="TABLE")] = ""
-    """main, memory, ...; `ccfa list tables` shows them. Without a name: how much of each is measured."""
+    """main, memory, ...; see `ccfa list tables`. Without a name, show how much of each table is measured."""
     rows: tuple[str, ...] = ()
-    """Only these rows, by method or by label, such as podnet or 'PODNet* + CCFA'."""
+    """Use only these rows, by method or by label, such as podnet or 'PODNet* + CCFA'."""
     columns: tuple[str, ...] = ()
-    """Only these columns, such as '5 tasks'."""
+    """Use only these columns, such as '5 tasks'."""
     orders: int = 3
-    """On how many of the paper's three class orders each cell is shown and run."""
+    """How many of the paper's three class orders to show and run."""
     fill: bool = False
-    """Run what is missing, the most valuable first, and keep each report in the results."""
+    """Run what is missing, the most important first, and keep each report in the results folder."""
     plan: bool = False
     """Print the missing runs as one command per line. Repeating a command continues its run."""
     slurm: bool = False
-    """Submit what is missing as Slurm jobs; needs the extra `cluster`. --minutes is the time limit of a job."""
+    """Submit what is missing as Slurm jobs, with --minutes as their time limit. This needs the extra `cluster`."""
     write: bool = False
-    """Write REPRODUCTION.md and the README's table, in the current folder, from the reports."""
+    """Write REPRODUCTION.md and the README's table in the current folder, from the reports."""
     results: Path = Path("results")
-    """The folder of the reports, one for each finished run."""
+    """The folder of the reports of finished runs."""
     out: Path = Path("runs/tables")
-    """Where the run directories go; unfinished ones found there are continued."""
+    """The folder of the run directories. Unfinished runs in it are continued."""
     at_once: int = 1
-    """How many runs share the device, or how many Slurm jobs run at a time."""
+    """How many runs share the device, or how many Slurm jobs run at the same time."""
     partition: str | None = None
     """The Slurm partition."""
     sbatch: Pairs = field(default_factory=dict)
-    """Further options of Slurm's jobs, such as account=vision."""
+    """Other options of the Slurm jobs, such as account=vision."""
     running: OmitArgPrefixes[Running] = field(default_factory=Running)
 
     def __call__(self, console: "Console") -> None:
@@ -144,10 +137,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Compare:
-    """Show runs side by side: a table here, and a page with figures."""
+    """Compare runs: print a table, and write a page with figures."""
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...")]
-    """Run directories or report.json files; runs of one experiment are averaged over class orders and seeds."""
+    """Run directories or report.json files. Runs of one experiment are averaged over class orders and seeds."""
     out: Path | None = None
     """The folder of the page and of the table as CSV, Markdown and LaTeX; by default comparison/ beside the runs."""
 
@@ -163,31 +156,30 @@ class Figure:
     """Draw a figure of the paper from runs, as PNG and PDF, with its numbers as CSV and a caption."""
 
     kind: Positional[Literal["tsne", "cka", "accuracy"]]
-    """tsne: memory, augmented and training features of one run's first stage; cka: how far each level's maps move from
-    the first stage's; accuracy: on the seen classes after each stage."""
+    """tsne: features of one run's first stage; cka: how later stages change its maps; accuracy: after each stage."""
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...")]
-    """Run directories; runs of one experiment are averaged over class orders and seeds."""
+    """Run directories. Runs of one experiment are averaged over class orders and seeds."""
     out: Path | None = None
-    """The folder it goes to; by default figures/ in the run or, for several, beside them."""
+    """The folder of the figure; by default figures/ in the run directory or, for several runs, beside them."""
     data_dir: Path | None = None
-    """Where CIFAR-100 is, or is downloaded to; by default $CCFA_DATA."""
+    """The folder of CIFAR-100, which is downloaded if it is not there; by default $CCFA_DATA."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     images: int | None = None
-    """The largest number of training images and of augmented features for tsne (1,000), of test images for cka
-    (5,000)."""
+    """The largest number of images: training images for tsne (default 1,000), test images for cka (default 5,000)."""
     seed: int = 0
-    """The seed of what is drawn at random."""
+    """The seed of random choices."""
     estimator: Literal["biased", "unbiased"] = "biased"
-    """The estimator of cka. Biased values depend on the number of images: compare them at equal numbers only."""
+    """The estimator of cka. Compare biased values only if they are of the same number of images."""
     plugin: UseAppendAction[tuple[Path, ...]] = ()
-    """A Python file that registers methods, backbones or data sets of your own."""
+    """A Python file that registers your own methods, backbones or data sets."""
 
     def __call__(self, console: "Console") -> None:
         from ccfa.learning.acceleration import pick_device
         from ccfa.reporting.figures import FigureOptions, write_figure
 
-        _load(self.plugin)
+        for path in self.plugin:
+            load_plugin(path)
         options = FigureOptions(self.data_dir, pick_device(self.device), self.images, self.seed, self.estimator)
         with console.status("Looking at the runs; networks of many stages take minutes on a CPU."):
             files = write_figure(self.kind, self.runs, self.out, options)
@@ -196,8 +188,8 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Page:
-    """Write the page report.html of runs again, from what their directories hold."""
+class Report:
+    """Write the page report.html of runs again, from the files in their directories."""
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...")]
     """Run directories."""
@@ -213,27 +205,28 @@ class Page:
 
 @dataclass(frozen=True)
 class List:
-    """Show what there is to choose from."""
+    """List methods, data sets, options and whatever else can be chosen."""
 
     what: Positional[Literal["methods", "datasets", "scenarios", "orders", "backbones", "options", "tables"]]
-    """The kind of thing; options shows every method's options, tables the paper's tables."""
+    """What to list. options are those of every method, tables those of the paper."""
     plugin: UseAppendAction[tuple[Path, ...]] = ()
-    """A Python file that registers methods, backbones or data sets of your own."""
+    """A Python file that registers your own methods, backbones or data sets."""
 
     def __call__(self, console: "Console") -> None:
         from ccfa.reporting.inventory import catalogue
 
-        _load(self.plugin)
+        for path in self.plugin:
+            load_plugin(path)
         for table in catalogue(self.what):
             console.print(table)
 
 
 @dataclass(frozen=True)
 class Doctor:
-    """Show versions, device and data found, and what to do about what is missing."""
+    """Show versions, devices and data that were found, and how to get what is missing."""
 
     data_dir: Path | None = None
-    """Where to look for CIFAR-100; by default $CCFA_DATA."""
+    """The folder to look for CIFAR-100 in; by default $CCFA_DATA."""
 
     def __call__(self, console: "Console") -> None:
         from ccfa.reporting.inventory import findings
@@ -242,17 +235,7 @@ class Doctor:
             console.print(line, soft_wrap=True)
 
 
-Verb = (
-    Annotated[Run, subcommand("run")]
-    | Annotated[Resume, subcommand("resume")]
-    | Annotated[Sweep, subcommand("sweep")]
-    | Annotated[Table, subcommand("table")]
-    | Annotated[Compare, subcommand("compare")]
-    | Annotated[Figure, subcommand("figure")]
-    | Annotated[Page, subcommand("report")]
-    | Annotated[List, subcommand("list")]
-    | Annotated[Doctor, subcommand("doctor")]
-)
+Verb = Run | Resume | Sweep | Table | Compare | Figure | Report | List | Doctor
 
 
 def main() -> None:
@@ -278,32 +261,35 @@ def main() -> None:
         from ccfa.reporting.terminal import Output
 
         verb(Output())
-    except CcfaError as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        sys.exit(error.exit_code)
-    except Stopped as stopped:
-        print(printable(stopped.message), file=sys.stderr)
-        sys.exit(stopped.code)
-    except KeyboardInterrupt:
-        print("Stopped.", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:  # the reader of our output, `head` say, has enough
         sys.stderr.close()
         sys.exit(128 + signal.SIGPIPE)
-    except MemoryError:
-        print("error: Out of memory.", file=sys.stderr)
-        sys.exit(ResourceError.exit_code)
-    except OSError as error:
-        name = f"{error.filename}: " if error.filename else ""
-        print(f"error: {name}{error.strerror or error}.", file=sys.stderr)
-        sys.exit(ResourceError.exit_code)
-    except Exception as error:
-        print(f"error: {type(error).__name__}: {error}{_kept_traceback()}", file=sys.stderr)
-        sys.exit(1)
+    except (Exception, KeyboardInterrupt, Stopped) as error:
+        message, code = _explained(error)
+        print(printable(message), file=sys.stderr)
+        sys.exit(code)
+
+
+def _explained(error: BaseException) -> tuple[str, int]:
+    """Return what to print about an error, and the exit code."""
+    match error:
+        case CcfaError():
+            return f"error: {error}", error.exit_code
+        case Stopped():
+            return error.message, error.exit_code
+        case KeyboardInterrupt():
+            return "Stopped.", 130
+        case MemoryError():
+            return "error: Out of memory.", ResourceError.exit_code
+        case OSError():
+            name = f"{error.filename}: " if error.filename else ""
+            return f"error: {name}{error.strerror or error}.", ResourceError.exit_code
+        case _:
+            return f"error: {type(error).__name__}: {error}{_kept_traceback()}", 1
 
 
 def _kept_traceback() -> str:
-    """Write the traceback of an error nobody foresaw to a file, and say where it is."""
+    """Write the traceback of an unexpected error to a file, and say where it is."""
     try:
         with tempfile.NamedTemporaryFile("w", prefix="ccfa-error-", suffix=".txt", delete=False) as file:
             traceback.print_exc(file=file)
@@ -318,14 +304,12 @@ def _require_folder() -> None:
     try:
         os.getcwd()
     except OSError as error:
-        told = f"error: The current folder cannot be used: {error.strerror}. Change to another one."
-        print(told, file=sys.stderr)
-        sys.exit(ResourceError.exit_code)
+        told = f"The current folder cannot be used: {error.strerror}. Change to another one."
+        raise ResourceError(told) from error
 
 
 def _terminate(number: int, frame: object) -> None:
-    print("Stopped.", file=sys.stderr)
-    raise SystemExit(128 + number)
+    raise Stopped("Stopped.", 128 + number)
 
 
 def _gathered(words: list[str]) -> list[str]:
@@ -344,13 +328,6 @@ def _gathered(words: list[str]) -> list[str]:
             kept.append(word)
             flag = ""
     return kept + [word for flag, texts in values.items() for word in (flag, *texts)]
-
-
-def _load(plugins: tuple[Path, ...]) -> None:
-    from ccfa.plugins import load_plugin
-
-    for path in plugins:
-        load_plugin(path)
 
 
 if __name__ == "__main__":

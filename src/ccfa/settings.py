@@ -61,22 +61,21 @@ class Setting:
     data: str = "digits"
     """digits, glyphs, cifar100, a registered name, or the path of an image folder."""
     scenario: str | None = None
-    """B50-inc10, B0-inc10, ... or a list of stage sizes such as 5,2,2,1."""
+    """B50-inc10 (50 classes first, then 10 per stage), or stage sizes such as 5,2,2,1; by default the data set's."""
     memory: int | None = None
-    """The number of exemplars kept of each class."""
-    memory_total: int | None = None
-    """The number of exemplars kept in all, shared by the seen classes; instead of --memory."""
-    mix: Mix | None = None
-    """Mix the images of a batch, or their feature maps."""
+    """The number of exemplars to keep per class; by default the method's."""
     options: Annotated[Pairs, arg(name="set")] = field(default_factory=dict)
-    """Other values for options of the method or, with the prefix ccfa. or mix., of a plug-in. `ccfa list options` shows
-    them. In a sweep each method takes the options that it has."""
+    """Options of the method; those of CCFA and of --mix begin with ccfa. and mix. See `ccfa list options`."""
+    mix: Mix | None = None
+    """Mix the images of a batch (mixup, cutmix) or their feature maps (manifold-mixup)."""
+    memory_total: int | None = None
+    """The number of exemplars to keep in total, shared by the classes seen so far; replaces --memory."""
     validation: float = 0.0
     """Hold out this fraction of the training images, and evaluate on it instead of the test set."""
     image_size: int = 64
-    """Width and height to which the photos of a folder are resized."""
+    """The width and height to which photos of a folder are resized."""
     skip_bad: bool = False
-    """Leave out unreadable files of an image folder instead of stopping."""
+    """Skip unreadable files of an image folder instead of stopping."""
     batch_seed: int | None = None
     """The seed of batch order and augmentation; by default the seed of the run."""
 
@@ -97,10 +96,10 @@ class Experiment(Setting, _One):  # the fields of the last base come first
     """What to run: everything that decides the numbers of a run.
 
     Args:
-        method: The name of a method; `ccfa list methods` shows them.
-        ccfa: Plug in Cross-Class Feature Augmentation.
-        order: The class order: natural, seed-1993, podnet-0, ... or a list of classes.
-        seed: The seed of initialisation and, unless a batch seed is given, of batches.
+        method: The name of a method. See `ccfa list methods`.
+        ccfa: Add Cross-Class Feature Augmentation to the method.
+        order: The class order: natural, seed-1993, podnet-0, ... or a list of classes; by default the data set's.
+        seed: The seed of the initial weights and, without --batch-seed, of the batches.
 
     The other fields are those of `Setting`. Options may be Python values or text, as on the command line.
 
@@ -158,10 +157,10 @@ class Grid(Setting, _Several):
     Args:
         methods: The names of methods; `all` means every method.
         ccfa: Run without CCFA, with it, or both.
-        orders: Class orders, e.g. podnet-0 podnet-1 podnet-2; by default that of the data set.
-        seeds: Seeds; each is run with each order.
-        axes: Values of an option, or of memory, memory_total, mix, scenario or image_size. Several axes are combined;
-            values that contain commas are separated by ';'.
+        orders: Class orders, such as podnet-0 podnet-1 podnet-2; by default the data set's.
+        seeds: Seeds. Each is run with each class order.
+        axes: Values of an option, or of memory, memory_total, mix, scenario or image_size. Several axes are combined.
+            Separate values that contain commas by ';'.
 
     The other fields are those of `Setting`. A method takes those options that it has.
 
@@ -177,15 +176,15 @@ class Running:
     Args:
         device: auto (the GPU if there is one), cpu, cuda or cuda:N.
         precision: The precision of the backbone; by default bf16 on a GPU. On a CPU everything is float32.
-        compile: Use --no-compile to switch compilation off on a GPU.
-        graph: Use --no-graph to switch CUDA graphs off.
+        compile: On a GPU the backbone is compiled; --no-compile switches that off.
+        graph: On a GPU a step is one CUDA graph; --no-graph switches that off.
         at_once: How many runs share the device.
-        data_dir: Where CIFAR-100 is, or is downloaded to; by default $CCFA_DATA.
-        first_stages: A folder in which first stages are kept for other runs that share them.
+        data_dir: The folder of CIFAR-100, which is downloaded if it is not there; by default $CCFA_DATA.
+        first_stages: A folder of trained first stages, for runs that have the same first stage.
         checkpoint_minutes: Minutes between checkpoints; 0 means after every epoch. The end of a stage is always saved.
-        max_minutes: Stop after so many minutes, with exit code 75. The work done is saved and can be continued.
+        max_minutes: Stop after this many minutes, with exit code 75. The run is saved and can be continued.
         tensorboard: Write event files for TensorBoard, an optional extra, into the run directory.
-        plugin: A Python file that registers methods, backbones or data sets of your own.
+        plugin: A Python file that registers your own methods, backbones or data sets.
 
     >>> Running(device="cpu", max_minutes=10).checkpoint_minutes
     5.0

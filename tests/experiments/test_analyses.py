@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from ccfa.data import data_set
 from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation.features import linear_cka
 from ccfa.experiments import Experiment, Run
 from ccfa.experiments import analyses as module
 from ccfa.experiments.analyses import feature_plane, learner_after, map_similarities
-from ccfa.experiments.presets import ccfa_preset
 from ccfa.experiments.running import resolve_again
 from digit_runs import CPU, created, digit_run
 
@@ -101,7 +101,7 @@ def test_augmented_features(run, seen_features):
     furthest = (features - starts).abs().amax(dim=1)
     assert (furthest > 0).all()
     assert (furthest <= plane.ccfa.steps * plane.step_size[1] * 1.001).all()
-    preset = ccfa_preset("digits")
+    preset = data_set("digits").method_options["ccfa"]
     assert {name: getattr(plane.ccfa, name) for name in preset} == preset, "the run itself has no CCFA"
 
 

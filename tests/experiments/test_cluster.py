@@ -128,15 +128,8 @@ def child_of(process):
     return int(found.read_text().split()[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGUSR2,
-        pytest.param(signal.SIGUSR1, marks=pytest.mark.soak),
-        pytest.param(signal.SIGTERM, marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGUSR1, signal.SIGTERM])
 def test_a_local_job_continues_after_a_signal(place, undisturbed, number):
     (job,) = submit([words("run")], place / "jobs", **ONE_JOB, local=True)
     wait_for(lambda: has_begun(place / "run"))
@@ -173,7 +166,9 @@ def state(job):
 
 
 @pytest.mark.slow
-def test_stopped_slurm_jobs_continue(place, undisturbed, real_slurm):
+def test_refused_and_stopped_slurm_jobs(place, undisturbed, real_slurm):
+    with pytest.raises(UsageError, match="partition"):
+        submit([words("run")], place / "jobs", partition="nowhere", **ONE_JOB)
     # The last task of an array has the array's own job number.
     stops = {"requeued": ["scontrol", "requeue"], "signalled": ["scancel", "--signal=USR2"]}
     jobs = submit([words(out) for out in stops], place / "jobs", partition="low", **ONE_JOB)
@@ -203,12 +198,6 @@ def test_a_cancelled_job_saves_and_stays_cancelled(place, real_slurm):
     assert status(place / "run")["state"] == "interrupted"
     wait_for(lambda: state(failing) == "FAILED")
     assert "Exit code 2" in str(failing.exception())
-
-
-@pytest.mark.slow
-def test_refused_jobs_are_an_error(place, real_slurm):
-    with pytest.raises(UsageError, match="partition"):
-        submit([words("run")], place / "jobs", partition="nowhere", **ONE_JOB)
 
 
 @pytest.mark.soak

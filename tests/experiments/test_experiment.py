@@ -1,19 +1,30 @@
+import contextlib
 import functools
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
-from ccfa.augmentation import CutMix
-from ccfa.data import DIGITS, FOLDER, data_set, load_parts, parse_scenario
-from ccfa.errors import DataError, ModelError, UsageError
+from ccfa.augmentation import CCFA, CutMix
+from ccfa.data import DIGITS, FOLDER, Transforms, data_set, load_parts, parse_scenario
+from ccfa.errors import ModelError, UsageError
 from ccfa.experiments import Experiment, build_method, resolve
-from ccfa.experiments.building import experiment_method
-from ccfa.experiments.experiment import experiment_of
-from ccfa.experiments.presets import SCENARIOS, default_scenario, preset
+from ccfa.experiments.experiment import (
+    SCENARIOS,
+    decode,
+    decode_options,
+    describe,
+    experiment_method,
+    experiment_of,
+    preset,
+    schema,
+)
 from ccfa.methods import METHODS
 from ccfa.models import BACKBONES
 
@@ -122,20 +133,10 @@ def test_what_does_not_fit_is_refused_before_training(changes, said):
         resolve(replace(Experiment("podnet"), **changes))
 
 
-def test_a_folder_that_does_not_exist_is_a_data_error(tmp_path):
-    with pytest.raises(DataError, match="does not exist"):
-        resolve(Experiment("podnet", data=str(tmp_path / "photos")))
-
-
 @pytest.mark.parametrize("method", ["podnet", "ucir", "replay"])
 def test_a_total_memory_larger_than_the_classes_is_noted(method):
     assert "fewer than 200" in resolve(Experiment(method, memory_total=2000)).notes[0]
-    assert resolve(Experiment(method, memory_total=100)).notes == ()
-
-
-@pytest.mark.parametrize("method", ["finetune", "joint"])
-def test_methods_without_a_memory_size_need_no_note(method):
-    assert resolve(Experiment(method)).notes == ()
+    assert resolve(Experiment(method, memory_total=100)).notes == resolve(Experiment("finetune")).notes == ()
 
 
 def test_options_reach_the_method_and_its_augmentation():
@@ -181,16 +182,19 @@ def test_named_scenarios_fit_their_data(scenario):
 
 @pytest.mark.parametrize("num_classes", range(1, 40))
 def test_the_default_scenario_fits_any_number_of_classes(num_classes):
-    stages = parse_scenario(default_scenario("./photos", num_classes), num_classes)
+    stages = parse_scenario(data_set("./photos").default_scenario(num_classes), num_classes)
     assert stages[-1].num_seen == num_classes
     assert len(stages) <= 6
 
 
 def test_the_configuration_is_json_and_repeats_the_experiment():
-    experiment = Experiment("podnet", ccfa=True, mix="mixup", scenario="5,5", memory=3, options={"epochs": "1"})
+    experiment = Experiment(
+        "podnet", ccfa=True, mix="mixup", scenario="5,5", order="seed-7", seed=5, options={"epochs": "1"}
+    )
     config = resolve(experiment).config
     assert json.loads(json.dumps(config)) == config
-    assert Experiment(**config["experiment"]) == experiment
+    assert experiment_of(config) == experiment
+    assert resolve(experiment_of(config)).config == config
     assert config["resolved"]["stage_sizes"] == [5, 5]
     assert config["resolved"]["method"]["feature_augmentations"][0]["part"] == "CCFA"
     assert config["resolved"]["method"]["image_augmentation"]["alpha"] == 1.0
@@ -219,23 +223,13 @@ def test_whatever_differs_shows_in_the_name(changes):
     assert replace(Experiment("podnet"), **changes).name != Experiment("podnet").name
 
 
-def test_the_name_is_a_plain_directory_name():
-    name = Experiment("podnet", data="../a b/photos/", scenario="5,5", options={"milestones": "0.5,0.7" * 60}).name
-    assert "/" not in name
-    assert " " not in name
-    assert len(name) <= 150
-    assert name.startswith("photos-5_5-podnet")
-
-
-def test_long_names_differ_in_their_digest():
-    long = {"options": {"milestones": "0.5,0.7" * 60}}
-    names = {
-        Experiment("podnet", **long).name,
-        replace(Experiment("podnet", **long), options={"milestones": "0" * 400}).name,
-    }
-    names |= {Experiment("podnet", options={**long["options"], "weight_decay": text}).name for text in ("1", "2")}
-    assert len(names) == 4
-    assert {len(name) for name in names} == {150}
+def test_names_are_plain_directory_names():
+    name = Experiment("podnet", data="../a b/photos/", scenario="5,5").name
+    assert name == "photos-5_5-podnet-seed0"
+    long = [{"milestones": "0.5,0.7" * 60}, {"milestones": "0" * 400}]
+    long += [{**long[0], "weight_decay": text} for text in ("1", "2")]
+    names = {Experiment("podnet", options=options).name for options in long}
+    assert [len(name) for name in names] == [150] * 4
 
 
 def test_the_headline_says_what_runs():
@@ -252,15 +246,6 @@ def test_a_folder_is_scaled_to_the_image_size(tmp_path):
     resolved = resolve(Experiment("finetune", data=str(tmp_path), image_size=16))
     assert resolved.train.shape == (3, 16, 16)
     assert [stage.num_new for stage in resolved.stages] == [1, 1]
-
-
-def test_an_experiment_comes_back_from_its_configuration():
-    experiment = Experiment(
-        "podnet", ccfa=True, scenario="4,3,3", order="seed-7", memory=3, seed=5, options={"epochs": "2"}
-    )
-    config = json.loads(json.dumps(resolve(experiment).config))
-    assert experiment_of(config) == experiment
-    assert resolve(experiment_of(config)).config == config
 
 
 def test_a_whole_number_will_do_for_a_fraction():
@@ -309,3 +294,140 @@ def test_the_balanced_phase_may_have_options_of_its_own():
 def test_options_of_shares_that_have_no_meaning_are_refused(method, options):
     with pytest.raises(UsageError, match=r"ccfa\.ba"):
         experiment_method(Experiment(method, ccfa=True, options=options))
+
+
+# Options as text.
+
+
+def factory(*, memory: int = 20, rule: Literal["a", "b"] = "a", lr: float = 0.1, epochs: int = 2) -> None:
+    """Takes options of several types."""
+
+
+@dataclass(frozen=True)
+class Inner:
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    name: str
+
+
+def test_schema_names_options_and_types():
+    assert schema(factory) == {"memory": int, "rule": Literal["a", "b"], "lr": float, "epochs": int}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_complete_schema(name):
+    options = schema(METHODS[name])
+    assert {"backbone", "transforms", "epochs", "batch_size", "lr", "weight_decay"} <= options.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("3", int, 3),
+        ("0.5", float, 0.5),
+        ("1e-4", float, 1e-4),
+        ("7", float, 7.0),
+        ("true", bool, True),
+        ("false", bool, False),
+        ("small", str, "small"),
+        ("b", Literal["a", "b"], "b"),
+        ("none", int | None, None),
+        ("4", int | None, 4),
+        ("0.5,0.75", tuple[float, ...], (0.5, 0.75)),
+        ("0.5, 0.75", tuple[float, ...], (0.5, 0.75)),
+        ("", tuple[float, ...], ()),
+        ("1,2", tuple[float, float], (1.0, 2.0)),
+    ],
+)
+def test_text_becomes_the_value_of_its_type(text, kind, value):
+    decoded = decode(text, kind)
+    assert decoded == value
+    assert type(decoded) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        ("1.5", int, "a whole number"),
+        ("x", float, "a number"),
+        ("", int, "a whole number"),
+        ("20 ", int, "a whole number"),
+        ("1_000", int, "a whole number"),
+        ("\u0663", int, "a whole number"),
+        (" 0.1", float, "a number"),
+        ("-1", int, "at least 0"),
+        ("-0.1", float, "at least 0"),
+        ("nan", float, "finite"),
+        ("inf", float, "finite"),
+        ("1e400", float, "finite"),
+        ("True", bool, "true or false"),
+        ("1", bool, "true or false"),
+        ("c", Literal["a", "b"], "not one of a, b"),
+        ("1", tuple[float, float], "2 values"),
+        ("1,2,3", tuple[float, float], "2 values"),
+        ("1,x", tuple[float, ...], "a number"),
+        ("x", Transforms, "Python interface"),
+    ],
+)
+def test_text_that_does_not_fit_is_refused_with_what_was_expected(text, kind, said):
+    with pytest.raises(ValueError, match=said):
+        decode(text, kind)
+
+
+def test_whole_numbers_too_large_for_a_float_are_still_numbers():
+    assert decode("1" + "0" * 400, int) == 10**400
+
+
+@given(st.integers(0, 10**30))
+def test_whole_numbers_survive_text(value):
+    assert decode(str(value), int) == value
+
+
+@given(st.floats(0, allow_nan=False, allow_infinity=False))
+def test_numbers_survive_text(value):
+    assert decode(repr(value), float) == value
+
+
+@given(st.text())
+def test_any_text_is_decoded_or_refused(text):
+    for kind in (int, float, bool, int | None, tuple[int, ...], Literal["a"]):
+        with contextlib.suppress(ValueError):
+            decode(text, kind)
+
+
+def test_every_problem_is_reported_at_once():
+    texts = {"memry": "3", "epochs": "x", "rule": "c", "lr": "0.1"}
+    with pytest.raises(UsageError) as caught:
+        decode_options(texts, factory, "toy")
+    message = str(caught.value)
+    assert "Unknown option of toy 'memry'. Did you mean 'memory'?" in message
+    assert "Option epochs of toy: expected a whole number, got 'x'." in message
+    assert "Option rule of toy" in message
+    assert "lr of toy" not in message
+
+
+def test_good_options_are_decoded_against_the_signature():
+    assert decode_options({"lr": "1", "memory": "2"}, factory, "toy") == {"lr": 1.0, "memory": 2}
+    assert decode_options({"step_size": "0.1,0.2"}, CCFA, "ccfa") == {"step_size": (0.1, 0.2)}
+    assert decode_options({"step_size": "none"}, CCFA, "ccfa") == {"step_size": None}
+
+
+def test_parts_are_described_by_name_and_arguments():
+    part = functools.partial(factory, 1, memory=3)
+    assert describe(part) == {"part": "factory", "arguments": [1], "memory": 3}
+    assert describe(Outer(Inner((1,)), "x")) == {
+        "part": "Outer",
+        "inner": {"part": "Inner", "sizes": [1]},
+        "name": "x",
+    }
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_described_as_json_without_addresses(name):
+    text = json.dumps(describe(METHODS[name]()))
+    assert " at 0x" not in text
+    assert json.loads(text)["name"] == name

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ from safetensors.numpy import load_file
 from ccfa.errors import DivergedError, ResourceError, UsageError
 from ccfa.evaluation import Numbers, accuracy
 from ccfa.experiments import Experiment, Run, resolve, run, running
-from ccfa.experiments.options import plain
 from ccfa.experiments.running import Stop, acceleration_of, environment, running_again, stoppable
 from ccfa.experiments.running import finished as reusable
 from ccfa.learning import Learner
@@ -288,11 +287,11 @@ def test_a_run_goes_on_with_the_device_and_precision_it_began_with(tmp_path):
 def test_what_was_switched_off_stays_off(tmp_path, monkeypatch, off):
     monkeypatch.setattr(running, "pick_device", lambda name: torch.device(name))
     first = Acceleration("bf16", **{"compile": True, "graph": True, **off})
-    surroundings = {"torch_device": "cuda", "acceleration": plain(first)}
+    surroundings = {"torch_device": "cuda", "acceleration": asdict(first)}
     directory = begun(tmp_path / "run", toy_resolved().config, surroundings)
     assert again(directory, device="auto")[1] == first
     assert again(directory, device="auto", compile=False, graph=False)[1] == Acceleration("bf16", False, False)
-    directory.write_json("environment.json", {"torch_device": "cpu", "acceleration": plain(Acceleration())})
+    directory.write_json("environment.json", {"torch_device": "cpu", "acceleration": asdict(Acceleration())})
     assert again(directory, device="cuda")[1] == Acceleration("bf16", True, True)
 
 

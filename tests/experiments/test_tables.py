@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ccfa.experiments.ledger import can_run
-from ccfa.experiments.tables import PAPERS, TABLES, Setting, cell_for, cells, experiment_for, setting_of
+from ccfa.experiments.tables import PAPERS, TABLES, Setting, can_run, cell_for, cells, experiment_for, setting_of
 from ccfa.methods import METHODS
 from ccfa.settings import Experiment
 

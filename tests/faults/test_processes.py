@@ -57,7 +57,7 @@ def test_a_batch_that_does_not_fit_is_named_with_its_size(place):
     images = toy_images(num_classes=2, per_class=4000)
     method = tiny("finetune")
     method = replace(method, phases=Shortened(method.phases, 1, 8000))
-    resolved = Resolved(Experiment("finetune"), method, images, images, split(2, 2, ()), "", (0, 1), ())
+    resolved = Resolved(Experiment("finetune"), method, images, images, split(2, 2, ()), (0, 1), ())
 
     def too_large():
         limit_memory(150_000_000)
@@ -84,7 +84,7 @@ class Watcher(Silent):
 def test_stages_leave_nothing_behind(place, num_stages):
     images, watcher = toy_images(num_stages, per_class=4), Watcher()
     stages = split(num_stages, 1, 1)
-    resolved = Resolved(Experiment("podnet"), tiny("podnet", epochs=1), images, images, stages, "", (), ())
+    resolved = Resolved(Experiment("podnet"), tiny("podnet", epochs=1), images, images, stages, (), ())
 
     def watched():
         toy_run(place / "run", resolved, watcher)

@@ -8,7 +8,7 @@ import pytest
 from ccfa.data import DIGITS, split
 from ccfa.errors import UsageError
 from ccfa.experiments import build_method
-from ccfa.experiments.options import schema
+from ccfa.experiments.experiment import schema
 from ccfa.methods import METHODS, Method, Recipe, register_method
 from ccfa.methods.parts import cosine
 from ccfa.methods.podnet import podnet

@@ -10,7 +10,7 @@ from torch import nn
 from ccfa.augmentation import CCFA
 from ccfa.augmentation.mixing import ManifoldMixup
 from ccfa.errors import UsageError
-from ccfa.experiments.options import describe
+from ccfa.experiments.experiment import describe
 from ccfa.learning import Learner
 from ccfa.methods import METHODS, with_augmentation
 from ccfa.methods.podnet import podnet

@@ -15,8 +15,7 @@ import pytest
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import parse_scenario
 from ccfa.errors import ModelError, ResourceError, UsageError
-from ccfa.experiments.building import experiment_method
-from ccfa.experiments.options import describe, schema
+from ccfa.experiments.experiment import describe, experiment_method, schema
 from ccfa.methods import METHODS
 from ccfa.reporting.comparison import (
     AVERAGE,

@@ -10,8 +10,7 @@ import torch
 import ccfa
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import DATASETS
-from ccfa.experiments.options import schema
-from ccfa.experiments.presets import SCENARIOS
+from ccfa.experiments.experiment import SCENARIOS, schema
 from ccfa.experiments.tables import TABLES, cited_only
 from ccfa.methods import METHODS
 from ccfa.models import BACKBONES

@@ -11,9 +11,8 @@ import pytest
 
 from ccfa.evaluation import Report
 from ccfa.experiments import Experiment
-from ccfa.experiments.ledger import ORDERS, read_results, store_result
 from ccfa.experiments.running import TIME_LIMIT_CODE
-from ccfa.experiments.tables import TABLES
+from ccfa.experiments.tables import ORDERS, TABLES, read_results, store_result
 from ccfa.reporting import paper_tables
 from ccfa.reporting.paper_tables import BEGIN, END, reproduction, with_main_table
 from stored_results import PODNET, result_report

@@ -12,8 +12,7 @@ from ccfa.augmentation import CCFA, Samples
 from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.evaluation.features import Estimator, aligned, centred, gram, perplexity_for, tsne
-from ccfa.experiments.building import experiment_method
-from ccfa.experiments.experiment import Resolved
+from ccfa.experiments.experiment import Resolved, experiment_method
 from ccfa.experiments.run_directory import Run
 from ccfa.experiments.running import resolve_again
 from ccfa.learning import Learner

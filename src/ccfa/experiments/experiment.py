@@ -1,19 +1,212 @@
-"""From an experiment to what a run needs: its data, its method, its stages."""
+"""From an experiment to what a run needs: its options, its method, its data and its stages."""
 
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import ccfa
-from ccfa import data as datasets
-from ccfa.data import ImageSet, Loader, Stage, load_parts, recognise_imagenet
-from ccfa.errors import DataError, ModelError, UsageError, unknown
-from ccfa.experiments.building import experiment_method
-from ccfa.experiments.options import describe, plain
-from ccfa.methods import Method
-from ccfa.methods.method import EVERYTHING
+from ccfa.augmentation import CCFA, MIXES
+from ccfa.data import ImageSet, Loader, Stage, class_order, data_set, load_parts, parse_scenario, recognise_imagenet
+from ccfa.errors import DataError, ModelError, UsageError, choose, unknown
+from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_image_augmentation, with_memory
+from ccfa.methods.method import EVERYTHING, no_auxiliary_classes
 from ccfa.plugins import loaded_plugins
 from ccfa.settings import Experiment
+
+SCENARIOS: dict[str, str] = {
+    "B50-inc10": "half of CIFAR-100 first, then 5 stages of 10 classes (the paper's '5 tasks')",
+    "B50-inc5": "the paper's '10 tasks'",
+    "B50-inc2": "the paper's '25 tasks'",
+    "B50-inc1": "the paper's '50 tasks'",
+    "B20-inc1": "a small first stage: the paper's table of initial task sizes (also B30, B40)",
+    "B0-inc10": "equal stages of 10 classes",
+    "B5-inc1": "the default for digits",
+    "B18-inc6": "the default for glyphs",
+    "5,2,2,1": "any list of stage sizes",
+}
+
+# Options: the typed signature of a function is the schema of its options, and text is decoded strictly against it.
+
+
+def schema(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the option names and types of a factory."""
+    hints = get_type_hints(function)
+    return {name: hints[name] for name in inspect.signature(function).parameters}
+
+
+def decode_options(texts: Mapping[str, str], function: Callable[..., Any], owner: str) -> dict[str, Any]:
+    """Return typed values for the options given as text; every problem is reported at once."""
+    known = schema(function)
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, text in texts.items():
+        if name not in known:
+            problems.append(str(unknown(f"option of {owner}", name, known)))
+            continue
+        try:
+            values[name] = decode(text, known[name])
+        except ValueError as error:
+            problems.append(f"Option {name} of {owner}: {error}.")
+    if problems:
+        raise UsageError("\n".join(problems))
+    return values
+
+
+def decode(text: str, kind: Any) -> Any:
+    """Return a value of that type from text; a ValueError says what was expected."""
+    origin = get_origin(kind)
+    if origin is Literal:
+        if text not in get_args(kind):
+            raise ValueError(f"{text!r} is not one of {', '.join(map(str, get_args(kind)))}")
+        return text
+    if origin is tuple:
+        item, *rest = get_args(kind)
+        parts = text.split(",") if text else []
+        if rest and rest != [...] and len(parts) != 1 + len(rest):
+            raise ValueError(f"expected {1 + len(rest)} values separated by commas, got {text!r}")
+        return tuple(decode(part.strip(), item) for part in parts)
+    if origin in (UnionType, Union):
+        if text == "none":
+            return None
+        return decode(text, next(option for option in get_args(kind) if option is not type(None)))
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise ValueError(f"expected true or false, got {text!r}")
+        return text == "true"
+    if kind in (int, float):
+        return _number(text, kind)
+    if kind is str:
+        return text
+    raise ValueError("it cannot be given as text; use the Python interface")
+
+
+def _number(text: str, kind: type[int] | type[float]) -> float:
+    try:
+        if not text.isascii() or "_" in text or text != text.strip():
+            raise ValueError  # a number to Python alone
+        value = kind(text)
+    except ValueError:
+        raise ValueError(f"expected {'a whole number' if kind is int else 'a number'}, got {text!r}") from None
+    if not 0 <= value < math.inf:
+        raise ValueError(f"expected a finite number of at least 0, got {text!r}")
+    return value
+
+
+def describe(value: Any) -> Any:
+    """Return a value made of parts as JSON can show it: records field by field, functions and classes by name."""
+    if isinstance(value, functools.partial):
+        return {
+            "part": describe(value.func),
+            "arguments": describe(value.args),
+            **describe(value.keywords),
+        }
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"part": type(value).__name__} | {one.name: describe(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [describe(item) for item in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return getattr(value, "__name__", type(value).__name__)  # of somebody's own part only the kind is known
+
+
+# The method: the data set's values, the options, the memory, and what is plugged in.
+
+
+def build_method(name: str, data: str = "cifar100", **options: Any) -> Method:
+    """Build a method with the published values for a data set, and options of your own on top.
+
+    Args:
+        name: The name of a method, as in `METHODS`.
+        data: The name of a data set, or the path of an image folder.
+        options: Other values for options of the method.
+
+    Returns:
+        The method, for `Learner`.
+
+    >>> build_method("podnet", "digits", memory=2).memory.per_class
+    2
+    """
+    return choose("method", name, METHODS)(**{**preset(name, data), **options})
+
+
+def preset(method: str, data: str) -> dict[str, Any]:
+    """Return the options of a method on a data set: those for all methods that have them, then its own.
+
+    A method for which the data set has none takes those of the method it is built on, as far as it has such options.
+    """
+    factory, found = choose("method", method, METHODS), data_set(data)
+    known = schema(factory)
+    own = found.method_options.get(method)
+    if own is None:
+        base = found.method_options.get(getattr(factory, "built_on", None) or "finetune", {})
+        own = {name: value for name, value in base.items() if name in known}
+    for name in own:
+        if name not in known:
+            raise unknown(f"option of {method} in the data set {data!r}", name, known)
+    if others := [name for name in found.options if name not in known]:
+        of_any = {name for one in METHODS.values() for name in schema(one)}
+        for name in others:
+            if name not in of_any:
+                raise unknown(f"option in the data set {data!r}", name, of_any)
+    return {name: value for name, value in found.options.items() if name in known} | dict(own)
+
+
+def experiment_method(experiment: Experiment) -> Method:
+    """Return the method of an experiment: preset, options, memory, augmentation."""
+    mix, ccfa = (_prefixed(experiment.options, prefix) for prefix in ("mix.", "ccfa."))
+    own = {name: text for name, text in experiment.options.items() if not name.startswith(("mix.", "ccfa."))}
+    decoded = decode_options(own, choose("method", experiment.method, METHODS), experiment.method)
+    method = build_method(experiment.method, experiment.data, **decoded)
+    if experiment.memory is not None and experiment.memory_total is not None:
+        raise UsageError("Give --memory (per class) or --memory-total, not both.")
+    if experiment.memory is not None or experiment.memory_total is not None:
+        method = with_memory(method, Budget(experiment.memory, experiment.memory_total))
+    if experiment.mix:
+        kind = choose("mixing", experiment.mix, MIXES)
+        method = with_image_augmentation(method, kind(**decode_options(mix, kind, "mix")))
+    elif mix:
+        raise UsageError(f"Options mix.{', mix.'.join(mix)} need --mix.")
+    if experiment.ccfa:
+        for plug_in in _ccfa(experiment.data, ccfa):
+            if plug_in.backbone_weight is not None and method.auxiliary_classes is not no_auxiliary_classes:
+                raise UsageError(
+                    f"ccfa.backbone_weight is not defined for {method.name}, which adds images of auxiliary classes."
+                )
+            method = with_augmentation(method, plug_in)
+    elif ccfa:
+        raise UsageError(f"Options ccfa.{', ccfa.'.join(ccfa)} need --ccfa.")
+    return method
+
+
+def _prefixed(options: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {name.removeprefix(prefix): text for name, text in options.items() if name.startswith(prefix)}
+
+
+def _ccfa(data: str, given: Mapping[str, str]) -> list[CCFA]:
+    """CCFA as asked for; options with the prefix balanced. are those of the balanced phase alone."""
+    balanced = _prefixed(given, "balanced.")
+    if "phases" in balanced:
+        raise UsageError("ccfa.balanced.phases has no meaning: these options are those of the balanced phase.")
+    everywhere = {name: text for name, text in given.items() if not name.startswith("balanced.")}
+    defaults = dict(data_set(data).method_options.get("ccfa", {}))
+    plug_in = CCFA(**defaults | decode_options(everywhere, CCFA, "ccfa"))
+    if not balanced:
+        return [plug_in]
+    others = tuple(name for name in plug_in.phases if name != "balanced")
+    if others == plug_in.phases:
+        raise UsageError(f"Options ccfa.balanced. need the balanced phase, but CCFA acts in {', '.join(others)} only.")
+    there = replace(plug_in, phases=("balanced",), **decode_options(balanced, CCFA, "ccfa.balanced"))
+    return [replace(plug_in, phases=others), there]
+
+
+# The experiment, with its data.
 
 
 def experiment_of(config: dict[str, Any]) -> Experiment:
@@ -54,7 +247,6 @@ class Resolved(NamedTuple):
     train: ImageSet
     test: ImageSet
     stages: tuple[Stage, ...]
-    scenario: str
     order: tuple[int, ...]
     notes: tuple[str, ...]  # what the user should know and did not ask for
 
@@ -63,7 +255,7 @@ class Resolved(NamedTuple):
         """What config.json holds: the experiment, which repeats the run, and what it came to."""
         plugins = loaded_plugins()
         return {
-            "experiment": plain(self.experiment),
+            "experiment": asdict(self.experiment),
             **({"plugins": plugins} if plugins else {}),
             "resolved": {
                 "method": describe(self.method),
@@ -81,15 +273,12 @@ class Resolved(NamedTuple):
         """One line that says what runs."""
         plugged = [self.method.image_augmentation] if self.experiment.mix else []
         augmentations = [type(plug_in).__name__ for plug_in in (*plugged, *self.method.feature_augmentations)]
-        sizes = [stage.num_new for stage in self.stages]
+        sizes = [str(stage.num_new) for stage in self.stages]
+        shown = sizes if len(sizes) <= 8 else [*sizes[:3], "...", sizes[-1]]
         return (
             f"{' + '.join([self.method.name, *augmentations])} · {self.experiment.data} · "
-            f"{self.train.num_classes} classes in {len(sizes)} stages ({_shortened(sizes)})"
+            f"{self.train.num_classes} classes in {len(sizes)} stages ({' + '.join(shown)})"
         )
-
-
-def _shortened(sizes: list[int]) -> str:
-    return " + ".join(map(str, sizes if len(sizes) <= 8 else [*sizes[:3], "...", sizes[-1]]))
 
 
 def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader = load_parts) -> Resolved:
@@ -107,14 +296,14 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
         notes.append(f"Accuracies are on {len(test)} images held out from training, not on the test set.")
     if train.num_classes == 1:
         notes.append("There is one class only, so every prediction is right and nothing can be forgotten.")
-    data_set = datasets.data_set(experiment.data)
-    order = datasets.class_order(
-        experiment.order or data_set.order,
+    defaults = data_set(experiment.data)
+    order = class_order(
+        experiment.order or defaults.order,
         train.num_classes,
         recognise_imagenet(train.class_names) or experiment.data,
     )
-    scenario = experiment.scenario or data_set.default_scenario(train.num_classes)
-    stages = datasets.parse_scenario(scenario, train.num_classes)
+    scenario = experiment.scenario or defaults.default_scenario(train.num_classes)
+    stages = parse_scenario(scenario, train.num_classes)
     _require_phases(method, stages)
     counts = train.labels.bincount()
     smallest = int(counts.min())
@@ -139,9 +328,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
         notes.append(f"With a memory of 0 {method.name} sees no image of an old class again.")
     if method.memory != EVERYTHING and wanted > smallest:
         notes.append(f"The smallest class has {smallest} images, fewer than {wanted}: all of them are kept.")
-    return Resolved(
-        experiment, method, train.reorder(order), test.reorder(order), stages, scenario, order, tuple(notes)
-    )
+    return Resolved(experiment, method, train.reorder(order), test.reorder(order), stages, order, tuple(notes))
 
 
 def _require_phases(method: Method, stages: tuple[Stage, ...]) -> None:

@@ -16,8 +16,7 @@ from torch import Tensor
 import ccfa
 from ccfa.data import Stage
 from ccfa.errors import ModelError, Notice, ResourceError
-from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.options import describe
+from ccfa.experiments.experiment import Resolved, describe
 from ccfa.files import make_folder, read_tensors, write_tensors
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration

@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -30,7 +30,6 @@ from ccfa.errors import CcfaError, DivergedError, ModelError, Notice, ResourceEr
 from ccfa.evaluation import Numbers, Report, accuracy, rule_name
 from ccfa.experiments.experiment import Resolved, resolve
 from ccfa.experiments.first_stage import first_stage_key, learn_first_stage
-from ccfa.experiments.options import plain
 from ccfa.experiments.run_directory import CHECKPOINTS_KEPT, ERRORS, METRICS, Checkpoint, Run, differences, two_columns
 from ccfa.learning import Learner, Observer, Progress
 from ccfa.learning.acceleration import (
@@ -441,7 +440,7 @@ def environment(device: torch.device, acceleration: Acceleration) -> dict[str, A
         "numpy": np.__version__,
         "device": describe_device(device),
         "torch_device": str(device),
-        "acceleration": plain(acceleration),
+        "acceleration": asdict(acceleration),
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
     }

@@ -12,9 +12,7 @@ from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import load_parts
 from ccfa.errors import CcfaError, Stopped, UsageError, choose, unknown
 from ccfa.evaluation import Report
-from ccfa.experiments.building import build_method, experiment_method, factory
-from ccfa.experiments.experiment import Resolved, resolve
-from ccfa.experiments.options import decode, schema
+from ccfa.experiments.experiment import Resolved, build_method, decode, experiment_method, resolve, schema
 from ccfa.experiments.run_directory import ERRORS, Run, left_alone, locked
 from ccfa.experiments.running import Audience, Stop, acceleration_of, finished, run
 from ccfa.files import make_folder
@@ -79,7 +77,7 @@ def _require_known(grid: Grid, options: set[str]) -> None:
 
 def _options(experiment: Experiment) -> set[str]:
     """Return the names of all options of an experiment's method and of what is plugged into it."""
-    options = set(schema(factory(experiment.method)))
+    options = set(schema(choose("method", experiment.method, METHODS)))
     if experiment.ccfa:
         options |= {f"ccfa.{phase}{name}" for phase in ("", "balanced.") for name in schema(CCFA)}
         options.remove("ccfa.balanced.phases")
@@ -169,24 +167,23 @@ def run_all(
     stopping, device = stop or Stop(), acceleration_of(running)[0]
 
     def work(resolved: Resolved) -> Outcome:
-        directory = Run(out / resolved.experiment.name)
+        directory, report = Run(out / resolved.experiment.name), None
+        error: CcfaError | Stopped | None = None
         try:
             if code := stopping.asked():
                 raise Stopped("Stopped before this run began.", code)
             with own_stream(device):
                 report = run(resolved, directory, running, audience(resolved, directory), stopping)
-            outcome = Outcome(resolved, directory, report)
-        except Stopped as stopped:
-            on_end(Outcome(resolved, directory, None, stopped))
-            raise
-        except CcfaError as error:
-            outcome = Outcome(resolved, directory, None, error)
-        except Exception as error:  # in a method of one's own, say; other runs may be well
+        except (CcfaError, Stopped) as ended:
+            error = ended
+        except Exception as ended:  # in a method of one's own, say; other runs may be well
             place = directory.path / ERRORS
-            told = CcfaError(f"{type(error).__name__}: {error}. The traceback is in {place}.")
-            told.__cause__ = error
-            outcome = Outcome(resolved, directory, None, told)
+            error = CcfaError(f"{type(ended).__name__}: {ended}. The traceback is in {place}.")
+            error.__cause__ = ended
+        outcome = Outcome(resolved, directory, report, error)
         on_end(outcome)
+        if isinstance(error, Stopped):
+            raise error
         return outcome
 
     if running.at_once < 1:

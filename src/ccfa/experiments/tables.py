@@ -1,27 +1,40 @@
-"""The paper's tables: every number that the paper prints, with the setting in which it was measured.
+"""The paper's tables: every number that the paper prints, what we measured of it, and the runs that are missing.
 
-The numbers themselves are in `paper_tables.toml`.
-A `Setting` is an experiment without class order and seeds. `setting_of` and `experiment_for` convert between the two.
+`paper_tables.toml` holds the numbers, each with the setting in which it was measured. A `Setting` is an experiment
+without class order and seeds; `setting_of` and `experiment_for` convert between the two. results/ has our reports.
 """
 
+import math
 import tomllib
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal
 
-from ccfa.data import parse_scenario
-from ccfa.errors import ModelError, UsageError
-from ccfa.experiments.building import build_method, experiment_method
-from ccfa.experiments.experiment import experiment_of
-from ccfa.experiments.options import describe
-from ccfa.experiments.presets import default_scenario
+import numpy as np
+
+from ccfa.data import data_set, parse_scenario
+from ccfa.errors import ModelError, Notice, UsageError
+from ccfa.evaluation import Numbers, Report, mean_and_spread
+from ccfa.experiments.experiment import build_method, describe, experiment_method, experiment_of
+from ccfa.files import make_folder, write_atomically
+from ccfa.learning.loop import num_batches
 from ccfa.methods import METHODS
+from ccfa.methods.bic import held_out_exemplars, not_a_tenth, num_held_out
+from ccfa.methods.method import RowSelector
+from ccfa.methods.parts import balanced_exemplars
 from ccfa.settings import Experiment, Mix
 
-Source = Literal["rerun", "copied"]
-
-NUM_CLASSES = {"cifar100": 100, "imagenet100": 100, "imagenet1000": 1000}
+ORDERS = ("podnet-0", "podnet-1", "podnet-2")  # the three class orders of the paper's averages
+SEED = 1
+RUNNABLE = "cifar100"  # the only data set of the paper that can be downloaded
+NUM_CLASSES, IMAGES_PER_CLASS = 100, 500  # of CIFAR-100
+STEPS_PER_SECOND = 745.0  # of PODNet with ResNet-32, over eight runs that share one H200
+SLOWER = {"aanet": 2.0, "il2a": 8.7}  # roughly how much longer a step of other networks takes
+DECIMALS = 6  # of stored accuracies
 PAPERS: dict[str, str] = {
     "ucir": "Hou et al., CVPR 2019",
     "podnet": "Douillard et al., ECCV 2020",
@@ -56,7 +69,7 @@ class Cell:
 
     setting: Setting
     value: float
-    source: Source  # measured by the paper's authors, or copied by them from another paper
+    source: Literal["rerun", "copied"]  # measured by the paper's authors, or copied by them from another paper
     metric: str = "average_incremental_accuracy"
     deviation: float | None = None  # over three class orders
     slip: str = ""  # what is wrong with the printed number; it begins with "deviation" if the value is right
@@ -87,20 +100,12 @@ class Table:
 
 
 def cells() -> list[Cell]:
-    """Return the distinct cells of all tables; a cell that is printed twice occurs once.
-
-    >>> len(cells())
-    217
-    """
+    """Return the distinct cells of all tables; a cell that is printed twice occurs once."""
     return list(dict.fromkeys(cell for table in TABLES.values() for cell in table.cells))
 
 
 def cell_for(setting: Setting, metric: str = "average_incremental_accuracy") -> Cell | None:
-    """Return the paper's cell for a setting; if it has two, the one that its authors measured.
-
-    >>> cell_for(Setting("cifar100", "B50-inc10", "podnet")).value
-    64.62
-    """
+    """Return the paper's cell for a setting; if it has two, the one that its authors measured."""
     found = [cell for cell in cells() if (cell.setting, cell.metric) == (setting, metric)]
     return min(found, key=lambda cell: cell.source == "copied", default=None)
 
@@ -119,11 +124,7 @@ def cited_only() -> dict[str, Row]:
 
 
 def experiment_for(setting: Setting, order: str | None, seed: int) -> Experiment:
-    """Return the experiment that measures a setting with one class order and seed.
-
-    >>> experiment_for(Setting("cifar100", "B50-inc1", "podnet", memory=5), "podnet-1", 0).name
-    'cifar100-B50-inc1-podnet-1-podnet-m5-seed0'
-    """
+    """Return the experiment that measures a setting with one class order and seed."""
     default = build_method(setting.method, setting.data).memory.per_class or None
     return Experiment(
         method=setting.method,
@@ -142,21 +143,18 @@ def setting_of(experiment: Mapping[str, Any]) -> Setting | None:
     """Return the setting of an experiment as config.json holds it; None if no table can have such a setting.
 
     Defaults are filled in, and options that only repeat a default are left out.
-
-    >>> setting_of({"method": "podnet", "data": "cifar100", "memory": 20, "options": {"epochs": "160"}})
-    Setting(data='cifar100', scenario='B50-inc10', method='podnet', ccfa=False, memory=20, mix=None, options=())
     """
     try:
         given = experiment_of({"experiment": dict(experiment)})
         # A folder that is called imagenet100 is trained as any folder is, not as in the paper.
-        if given.data != "cifar100" or given.validation or given.memory_total is not None:
+        if given.data != RUNNABLE or given.validation or given.memory_total is not None:
             return None
         memory = experiment_method(given).memory.per_class or None
         options = _effective_options(given)
     except (ModelError, UsageError):  # it is damaged, or of another version
         return None
-    scenario = given.scenario or default_scenario(given.data, NUM_CLASSES[given.data])
-    first, *later = (stage.num_new for stage in parse_scenario(scenario, NUM_CLASSES[given.data]))
+    scenario = given.scenario or data_set(given.data).default_scenario(NUM_CLASSES)
+    first, *later = (stage.num_new for stage in parse_scenario(scenario, NUM_CLASSES))
     if len(set(later)) == 1:  # B50-inc10 for 50,10,10,10,10,10 as well
         scenario = f"B{first}-inc{later[0]}"
     return Setting(given.data, scenario, given.method, given.ccfa, memory, given.mix, options)
@@ -213,3 +211,183 @@ def _cell(word: str, row: Mapping[str, Any]) -> Cell | None:
 
 
 TABLES: dict[str, Table] = _tables()
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run: its directory or the file of its report, and what came out."""
+
+    path: Path
+    report: Report
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        return experiment_of(self.report.config)
+
+    @cached_property
+    def setting(self) -> Setting | None:
+        """The setting, if the paper's tables can have it."""
+        return setting_of(self.report.config["experiment"])
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """What the experiment resolved to: the method in full, stages, class order, sizes of the data."""
+        return dict(self.report.config["resolved"])
+
+    @property
+    def order(self) -> str:
+        """The name of the class order."""
+        return self.experiment.order or data_set(self.experiment.data).order
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], int, int]:
+        """Class order and seeds: what differs between runs that are averaged."""
+        seed, batch_seed = self.experiment.seed, self.experiment.batch_seed
+        return tuple(self.resolved["class_order"]), seed, seed if batch_seed is None else batch_seed
+
+    @property
+    def average(self) -> float:
+        """The average incremental accuracy in percent, by the method's own rule."""
+        return 100 * self.report.metrics["average_incremental_accuracy"]
+
+    @property
+    def gpu_minutes(self) -> float:
+        """The run's time divided by the number of runs that shared the device."""
+        return self.report.seconds / 60 / int(self.report.environment.get("at_once", 1))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What our runs say about a cell, in percent."""
+
+    mean: float  # over class orders
+    spread: float  # standard deviation over class orders; NaN if there is only one
+    results: tuple[Result, ...]
+
+
+def read_results(folder: Path) -> list[Result]:
+    """Return the finished runs in a folder that have a setting and a class order of the paper, sorted by path.
+
+    A file is left out with a warning if it is damaged, or if this version builds another method from its options.
+
+    >>> read_results(Path("no-such-folder"))
+    []
+    """
+    results = []
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            report = Report.from_json(path.read_text())
+            result = Result(path, report)
+            experiment = result.experiment
+        except (ModelError, OSError, UnicodeDecodeError) as error:
+            warnings.warn(Notice(f"{path} is left out: {error}"), stacklevel=2)
+            continue
+        if result.setting is None or not report.finished:
+            continue
+        if not _agree(report.config.get("resolved", {}).get("method"), describe(experiment_method(experiment))):
+            reason = "this version builds another method from its options"
+            warnings.warn(Notice(f"{path} is left out: {reason}."), stacklevel=2)
+        elif result.order in ORDERS:
+            results.append(result)
+    return results
+
+
+def _agree(stored: Any, now: Any) -> bool:
+    """Whether two descriptions of a method agree in the fields that both have; versions add fields."""
+    if isinstance(stored, dict) and isinstance(now, dict):
+        return all(_agree(stored[key], now[key]) for key in stored.keys() & now.keys())
+    if isinstance(stored, list) and isinstance(now, list):
+        return len(stored) == len(now) and all(map(_agree, stored, now))
+    return bool(stored == now)
+
+
+def store_result(report: Report, folder: Path) -> Path:
+    """Write a finished run's report, with rounded accuracies, into the folder of its scenario, and return its path."""
+    experiment = experiment_of(report.config)
+    num_classes = len(report.config["resolved"]["class_names"])
+    scenario = experiment.scenario or data_set(experiment.data).default_scenario(num_classes)
+    path = folder / f"{Path(experiment.data).name}-{scenario}" / f"{experiment.name}.json"
+    rounded = replace(report, rules={rule: _rounded(numbers) for rule, numbers in report.rules.items()})
+    make_folder(path.parent)
+    write_atomically(path, rounded.to_json())
+    return path
+
+
+def _rounded(numbers: Numbers) -> Numbers:
+    rows = [[value and round(value, DECIMALS) for value in row] for row in numbers.accuracy_matrix]
+    return replace(numbers, overall=[round(value, DECIMALS) for value in numbers.overall], accuracy_matrix=rows)
+
+
+def results_of(cell: Cell, results: Iterable[Result]) -> list[Result]:
+    """Return the runs that measure a cell; reports of earlier versions may lack its metric."""
+    return [
+        result
+        for result in results
+        if result.setting == cell.setting and math.isfinite(result.report.metrics.get(cell.metric, math.nan))
+    ]
+
+
+def measured(cell: Cell, results: Iterable[Result]) -> Measured | None:
+    """Return mean and spread of a cell over class orders, after averaging each order's seeds; None without runs."""
+    by_order: dict[str, list[float]] = {}
+    for result in (found := results_of(cell, results)):
+        by_order.setdefault(result.order, []).append(100 * result.report.metrics[cell.metric])
+    if not found:
+        return None
+    return Measured(*mean_and_spread([float(np.mean(values)) for values in by_order.values()]), tuple(found))
+
+
+def orders_left(cell: Cell, results: Iterable[Result], num_orders: int = len(ORDERS)) -> list[str]:
+    """Return the class orders on which a cell is not measured yet."""
+    done = {result.order for result in results_of(cell, results)}
+    return [order for order in ORDERS[:num_orders] if order not in done]
+
+
+def left_to_run(cells: Iterable[Cell], results: Sequence[Result], num_orders: int = len(ORDERS)) -> list[Experiment]:
+    """Return the missing experiments of cells, one for each setting and class order, the most valuable first."""
+    missing = {
+        (cell.setting, order): None
+        for cell in cells
+        if cell.is_target and can_run(cell.setting)
+        for order in orders_left(cell, results, num_orders)
+    }
+    ordered = sorted(missing, key=lambda run: (priority(run[0]), steps(run[0]), ORDERS.index(run[1])))
+    return [experiment_for(setting, order, SEED) for setting, order in ordered]
+
+
+def can_run(setting: Setting) -> bool:
+    """Return whether this package has the method and can get the data."""
+    return setting.method in METHODS and setting.data == RUNNABLE
+
+
+@cache
+def priority(setting: Setting) -> int:
+    """Return the rank of a setting: first the methods that the paper plugs CCFA into, then the variations of CCFA."""
+    methods = ("podnet", "afc", "ucir", "aanet")
+    names = ("mixing", "memory", "features", "ablation", "direction", "initial", "main", "imagenet100", "imagenet1000")
+    groups = [[cell for cell in TABLES["supplement"].cells if cell.setting.method == method] for method in methods]
+    groups += [TABLES[name].cells for name in names]
+    return next(place for place, group in enumerate(groups) if setting in [cell.setting for cell in group])
+
+
+@cache
+def steps(setting: Setting) -> int:
+    """Return the training steps of a run. A run with CCFA shares its first stage, so that one is not counted."""
+    method = experiment_method(experiment_for(setting, None, 0))
+    exemplars, total = setting.memory or 0, 0
+    for stage in parse_scenario(setting.scenario, NUM_CLASSES)[1 if setting.ccfa else 0 :]:
+        everything = stage.num_new * IMAGES_PER_CLASS + stage.num_old * exemplars
+        held_out = stage.num_new * num_held_out(IMAGES_PER_CLASS) + stage.num_old * num_held_out(exemplars)
+        rows: dict[RowSelector, int] = {
+            balanced_exemplars: stage.num_seen * exemplars,
+            not_a_tenth: everything - held_out,
+            held_out_exemplars: stage.num_seen * num_held_out(exemplars),
+        }
+        for phase in method.phases(stage):
+            total += phase.epochs * num_batches(rows.get(phase.rows, everything), phase.batch_size)
+    return total
+
+
+def gpu_minutes(setting: Setting) -> float:
+    """Return roughly what a run costs on one H200 that eight runs share."""
+    return steps(setting) * SLOWER.get(setting.method, 1.0) / STEPS_PER_SECOND / 60

@@ -21,9 +21,8 @@ import ccfa
 from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation import DEFINITIONS, METRICS, Report
 from ccfa.experiments import Run
-from ccfa.experiments.ledger import Result
 from ccfa.experiments.run_directory import differences, leaves, two_columns
-from ccfa.experiments.tables import Setting, cell_for, cited_only
+from ccfa.experiments.tables import Result, Setting, cell_for, cited_only
 from ccfa.files import make_folder, read_file, write_atomically
 from ccfa.reporting.charts import NUM_COLOURS, Curve, Figure, line_figure
 from ccfa.reporting.page import render

@@ -12,7 +12,7 @@ from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation.features import Estimator
 from ccfa.experiments import Run
 from ccfa.experiments.analyses import KINDS, NUM_FEATURES, NUM_IMAGES, feature_plane, map_similarities
-from ccfa.experiments.ledger import Result
+from ccfa.experiments.tables import Result
 from ccfa.files import make_folder, write_atomically, write_table
 from ccfa.reporting.comparison import Comparison, common_folder, compare_entries, families, gather, grouped, setting
 from ccfa.reporting.tables import Value, method_name

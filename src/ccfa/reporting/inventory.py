@@ -15,8 +15,7 @@ from rich.table import Table
 import ccfa
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import DATASETS, describe_data_sets, order_names
-from ccfa.experiments.options import schema
-from ccfa.experiments.presets import SCENARIOS
+from ccfa.experiments.experiment import SCENARIOS, schema
 from ccfa.experiments.tables import PAPERS, TABLES, cited_only
 from ccfa.methods import METHODS
 from ccfa.methods.method import EVERYTHING

@@ -12,19 +12,25 @@ from rich.console import Console
 from rich.table import Table as Screen
 
 from ccfa.errors import DataError, Stopped, UsageError, unknown
-from ccfa.experiments.ledger import (
+from ccfa.experiments.tables import (
     ORDERS,
     SEED,
+    TABLES,
+    Cell,
     Measured,
     Result,
+    Setting,
+    Table,
     can_run,
+    cell_for,
+    cells,
+    experiment_for,
     gpu_minutes,
     left_to_run,
     measured,
     orders_left,
     read_results,
 )
-from ccfa.experiments.tables import TABLES, Cell, Setting, Table, cell_for, cells, experiment_for
 from ccfa.files import write_atomically
 from ccfa.methods import METHODS
 from ccfa.reporting.comparison import AVERAGE, paired

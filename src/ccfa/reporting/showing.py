@@ -16,7 +16,6 @@ from ccfa.evaluation import DEFINITIONS, Report
 from ccfa.experiments import Run, resolve
 from ccfa.experiments import sweep as sweeping
 from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.ledger import Result, store_result
 from ccfa.experiments.running import (
     DEFAULTS,
     Audience,
@@ -27,6 +26,7 @@ from ccfa.experiments.running import (
     stoppable,
 )
 from ccfa.experiments.sweep import Outcome, Swept, experiments_of
+from ccfa.experiments.tables import Result, store_result
 from ccfa.files import require_place
 from ccfa.learning.acceleration import describe_device
 from ccfa.plugins import load_plugin

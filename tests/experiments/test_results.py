@@ -7,8 +7,18 @@ from dataclasses import replace
 import pytest
 
 from ccfa.errors import Notice, ResourceError
-from ccfa.experiments.ledger import ORDERS, left_to_run, measured, read_results, steps, store_result
-from ccfa.experiments.tables import Setting, cell_for, cells, experiment_for
+from ccfa.experiments.tables import (
+    ORDERS,
+    Setting,
+    cell_for,
+    cells,
+    experiment_for,
+    left_to_run,
+    measured,
+    read_results,
+    steps,
+    store_result,
+)
 from stored_results import PODNET, result_report
 
 OURS = replace(PODNET, ccfa=True)
