@@ -45,16 +45,17 @@ def test_joint_training_is_best(podnet):
 
 
 def test_ccfa_helps_starved_classes():
-    """With one exemplar per class, which is what the glyphs have."""
+    """With one exemplar per class, which is what the glyphs have; the mean over two seeds."""
     train, test = load("glyphs")
     first, second, *_ = parse_scenario("B18-inc6", 36)
     seen = test.subset(test.rows(0, second.num_seen))
-    alone = Learner(build_method("podnet", "glyphs", epochs=4, balanced_epochs=4), train, seed=0)
-    alone.learn(first)
-    plugged = copy.deepcopy(alone)  # CCFA acts from the second stage on
-    plugged.method = with_augmentation(alone.method, CCFA(count=1))
-    accuracies = []
-    for learner in (alone, plugged):
-        learner.learn(second)
-        accuracies.append((learner.predict(seen.images) == seen.labels).float().mean().item())
-    assert accuracies[1] > accuracies[0] + 0.03  # by 0.083 when this was written; by 0.072 and 0.118 with other seeds
+    gains = []
+    for seed in (0, 1):
+        alone = Learner(build_method("podnet", "glyphs", epochs=4, balanced_epochs=4), train, seed=seed)
+        alone.learn(first)
+        plugged = copy.deepcopy(alone)  # CCFA acts from the second stage on
+        plugged.method = with_augmentation(alone.method, CCFA(count=1))
+        for learner in (alone, plugged):
+            learner.learn(second)
+        gains.append(plugged.evaluate(seen)["accuracy"] - alone.evaluate(seen)["accuracy"])
+    assert sum(gains) / len(gains) > 0.03  # 0.083 and 0.072 when this was written

@@ -213,9 +213,9 @@ def on_a_terminal(*arguments, cwd, columns=80, **changes):
 
 
 def test_a_terminal_shows_a_live_line_and_gets_its_cursor_back(tmp_path):
-    options = ("--set", "epochs=6", "balanced_epochs=0", "--out", "run")
-    written = on_a_terminal(*PODNET, *options, cwd=tmp_path, columns=60, NO_COLOR="1")
-    assert re.search(r"stage \d/2 · main · epoch \d/6 · [\d,]+ images/s", written)
+    words = ("run", "finetune", "--scenario", "5,5", "--set", "epochs=4", "--out", "run")
+    written = on_a_terminal(*words, cwd=tmp_path, columns=60, NO_COLOR="1")
+    assert re.search(r"stage \d/2 · main · epoch \d/4 · [\d,]+ images/s", written)
     assert re.search(r"accuracies \d+\.\d%", written)
     live = [line for line in re.split(r"\x1b\[\??\w+|[\r\n]", written) if "images/s" in line or "accuracies" in line]
     assert max(map(len, live)) <= 60

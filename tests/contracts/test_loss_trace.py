@@ -104,7 +104,6 @@ class FirstSteps(Recorder):
 
 def trace(name: str, augmentation: str) -> list[float]:
     """The losses of the first steps of stage 1."""
-    # CCFA does nothing in the first stage.
     learner = copy.deepcopy(after_first_stage(name, "nothing" if augmentation == "ccfa" else augmentation))
     learner.method, learner.observer = fixed(name, augmentation), FirstSteps()
     with contextlib.suppress(EnoughError):
@@ -114,6 +113,13 @@ def trace(name: str, augmentation: str) -> list[float]:
 
 def stored() -> dict[str, list[float]]:
     return dict(json.loads(TRACES.read_text(encoding="utf-8")))
+
+
+def test_ccfa_does_nothing_in_the_first_stage():
+    plain, plugged = (
+        after_first_stage("podnet", augmentation).network.state_dict() for augmentation in ("nothing", "ccfa")
+    )
+    assert all(torch.equal(tensor, plugged[name]) for name, tensor in plain.items())
 
 
 @pytest.mark.parametrize(("name", "augmentation"), COMBINATIONS)

@@ -165,7 +165,7 @@ def state(job):
     return subprocess.run(words, capture_output=True, text=True).stdout.strip()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_refused_and_stopped_slurm_jobs(place, undisturbed, real_slurm):
     with pytest.raises(UsageError, match="partition"):
         submit([words("run")], place / "jobs", partition="nowhere", **ONE_JOB)

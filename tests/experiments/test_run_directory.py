@@ -198,6 +198,12 @@ def test_lines_are_appended_or_missed_with_a_notice(run):
         Run(run.path / "gone").append("errors.txt", "x")
 
 
+def test_a_line_that_is_cut_off_is_left_out(run):
+    run.append("metrics.jsonl", '{"epoch": 0}')
+    run.append("metrics.jsonl", '{"epoch": 1, "pha')
+    assert run.read_epochs() == [{"epoch": 0}]
+
+
 def test_predictions_and_networks_belong_to_run_and_stage(run, tmp_path):
     arrays = {"labels": np.arange(5), "by_logits": np.array([0, 1, 1, 3, 4])}
     network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))

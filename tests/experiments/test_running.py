@@ -96,6 +96,7 @@ def test_the_directory_holds_every_promised_file_and_nothing_else(finished):
         *(f"predictions/{stage}.safetensors" for stage in stages),
         *(f"networks/{stage}.safetensors" for stage in stages),
     }
+    assert not [file for file in path.rglob("*") if file.is_file() and file.read_bytes()[:1] == b"\x80"], "a pickle"
 
 
 def test_the_status_is_finished_and_the_stored_report_is_the_one_returned(finished):

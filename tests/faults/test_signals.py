@@ -77,8 +77,9 @@ def test_killed_at_every_kind_of_place(place, undisturbed):
 @pytest.mark.parametrize("fault", ["select:1", "evaluate:1", "report:1"])
 def test_no_epoch_of_a_shared_first_stage_is_lost(place, undisturbed, fault):
     for _ in range(2):
-        die(place / "run", f"{fault}:kill", first_stages=place / "first stages")
+        assert die(place / "run", f"{fault}:kill", first_stages=place / "first stages") == KILLED
     assert finish(place / "run", first_stages=place / "first stages") == undisturbed
+    assert len(list((place / "first stages").glob("*.safetensors"))) == 1, "other runs find it"
 
 
 def kill_at(number):

@@ -62,6 +62,12 @@ def test_unknown_option_is_named():
         podnet(epoch=2)
 
 
+@pytest.mark.parametrize(("method", "option"), [("podnet", "backbone"), ("afc", "discrepancy"), ("bic", "loss")])
+def test_a_misspelt_variant_is_named(method, option):
+    with pytest.raises(UsageError, match="papr"):
+        METHODS[method](**{option: "papr"})
+
+
 @pytest.mark.parametrize(
     "numbers",
     [{"epochs": -1}, {"epochs": True}, {"batch_size": 0}, {"balanced_epochs": 0.5}]

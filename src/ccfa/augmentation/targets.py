@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from ccfa.errors import unknown
+from ccfa.errors import UsageError, unknown
 
 
 class Targets(NamedTuple):
@@ -58,6 +58,10 @@ class Balanced:
 
     k: int
     scores: Literal["softmax", "logits"] = "softmax"
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or self.scores not in ("softmax", "logits"):
+            raise UsageError(f"Balanced targets need k of 1 or more and scores softmax or logits, got {self}.")
 
     def __call__(
         self, logits: Tensor, labels: Tensor, num_old: int, count: int, generator: Generator | None

@@ -58,11 +58,11 @@ class ImageSet:
     def __init__(self, images: Array, labels: Array | Sequence[int], class_names: Iterable[str]) -> None:
         self.images, given = _tensor(images), _tensor(labels)
         if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] not in (1, 3):
-            hint = (
-                " These look channels-last: transpose with (0, 3, 1, 2)."
-                if self.images.shape[3:] in ((1,), (3,))
-                else ""
-            )
+            hint = ""
+            if self.images.is_floating_point():
+                hint = " Scale to 0..255, round and convert to uint8."
+            elif self.images.shape[3:] in ((1,), (3,)):
+                hint = " These look channels-last: transpose with (0, 3, 1, 2)."
             raise DataError(
                 "Expected images as uint8 [number, channels, height, width] with values from 0 to 255 and "
                 f"1 or 3 channels, got {_described(self.images)}.{hint}"

@@ -13,8 +13,9 @@ from ccfa.data.images import ImageSet, require_same_classes
 from ccfa.errors import UsageError, unknown
 from ccfa.plugins import Registry
 
-Loader = Callable[..., tuple[ImageSet, ImageSet]]
-_Loader = TypeVar("_Loader", bound=Loader)
+Loader = Callable[[str, Path | None, int, bool, float], tuple[ImageSet, ImageSet]]
+"""What takes the arguments of `load_parts` and returns its two sets."""
+_Loader = TypeVar("_Loader", bound=Callable[..., tuple[ImageSet, ImageSet]])
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class DataSet:
     """A data set, and what experiments on it use unless they are told otherwise."""
 
     name: str
-    loader: Loader
+    loader: Callable[..., tuple[ImageSet, ImageSet]]
     description: str = ""
     scenario: str | None = None
     order: str = "natural"
@@ -85,7 +86,8 @@ def register_data(
     def register(loader: _Loader) -> _Loader:
         description = (inspect.getdoc(loader) or "").partition("\n")[0]
         DATASETS.add(
-            name, DataSet(name, loader, description, scenario, order, options or {}, method_options or {}, find)
+            name,
+            DataSet(name, loader, description, scenario, order, dict(options or {}), dict(method_options or {}), find),
         )
         return loader
 

@@ -160,7 +160,7 @@ def preset(method: str, data: str) -> dict[str, Any]:
 
 def experiment_method(experiment: Experiment) -> Method:
     """Return the method of an experiment: preset, options, memory, augmentation."""
-    mix, ccfa = (_prefixed(experiment.options, prefix) for prefix in ("mix.", "ccfa."))
+    of_mix, of_ccfa = (_prefixed(experiment.options, prefix) for prefix in ("mix.", "ccfa."))
     own = {name: text for name, text in experiment.options.items() if not name.startswith(("mix.", "ccfa."))}
     decoded = decode_options(own, choose("method", experiment.method, METHODS), experiment.method)
     method = build_method(experiment.method, experiment.data, **decoded)
@@ -170,18 +170,18 @@ def experiment_method(experiment: Experiment) -> Method:
         method = with_memory(method, Budget(experiment.memory, experiment.memory_total))
     if experiment.mix:
         kind = choose("mixing", experiment.mix, MIXES)
-        method = with_image_augmentation(method, kind(**decode_options(mix, kind, "mix")))
-    elif mix:
-        raise UsageError(f"Options mix.{', mix.'.join(mix)} need --mix.")
+        method = with_image_augmentation(method, kind(**decode_options(of_mix, kind, "mix")))
+    elif of_mix:
+        raise UsageError(f"Options mix.{', mix.'.join(of_mix)} need --mix.")
     if experiment.ccfa:
-        for plug_in in _ccfa(experiment.data, ccfa):
+        for plug_in in _ccfa(experiment.data, of_ccfa):
             if plug_in.backbone_weight is not None and method.auxiliary_classes is not no_auxiliary_classes:
                 raise UsageError(
                     f"ccfa.backbone_weight is not defined for {method.name}, which adds images of auxiliary classes."
                 )
             method = with_augmentation(method, plug_in)
-    elif ccfa:
-        raise UsageError(f"Options ccfa.{', ccfa.'.join(ccfa)} need --ccfa.")
+    elif of_ccfa:
+        raise UsageError(f"Options ccfa.{', ccfa.'.join(of_ccfa)} need --ccfa.")
     return method
 
 

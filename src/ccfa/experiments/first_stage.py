@@ -28,7 +28,7 @@ from ccfa.plugins import plugins_digest
 LAYERS = ("data", "kernels", "models", "losses", "augmentation", "methods", "learning")
 
 
-_turns: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+_turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
 def learn_first_stage(
@@ -45,13 +45,13 @@ def learn_first_stage(
     killed in between would otherwise take its own weights and lose the epochs that it has logged.
     """
     began = time.monotonic()
-    with _turns[path]:
+    with _turns[str(path)]:
         on_turn(time.monotonic() - began)
         learner.on_pause()  # the runs may have been stopped meanwhile
         learner.begin(stage)
         if not path.exists():
             learner.optimise()
-            trained = learner.network.frozen_copy()
+            trained = learner.network.frozen_copy()  # concluding may change it: AFC's forward passes do
             learner.conclude()
             on_learned()
             try:

@@ -31,6 +31,7 @@ from ccfa.evaluation import Numbers, Report, accuracy, rule_name
 from ccfa.experiments.experiment import Resolved, resolve
 from ccfa.experiments.first_stage import first_stage_key, learn_first_stage
 from ccfa.experiments.run_directory import CHECKPOINTS_KEPT, ERRORS, METRICS, Checkpoint, Run, differences, two_columns
+from ccfa.files import require_place
 from ccfa.learning import Learner, Observer, Progress
 from ccfa.learning.acceleration import (
     Acceleration,
@@ -250,7 +251,7 @@ class Recorder:
             self.rows = list(state["rows"])
             self.seconds_before = float(state["seconds"])
             self.stage_began = time.monotonic() - float(state["stage_seconds"])
-            log_length = max(0, int(state["log_lengths"][METRICS]))
+            log_length = max(0, int(state["log_lengths"].get(METRICS, 0)))
         except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise ModelError(f"Checkpoint {stored.number} does not hold what it should: {error!r}.") from error
         stage, head = learner.stage, learner.network.head
@@ -292,16 +293,19 @@ def _learn_all(resolved: Resolved, recorder: Recorder, first_stages: Path | None
     """Learn the stages that are left."""
     learner, stages, test = recorder.learner, resolved.stages, resolved.test.to(recorder.learner.device)
     _warn_if_short_of_space(recorder.directory.path, learner, len(stages))
+    if first_stages:
+        require_place(first_stages)
+        first_stages /= f"{first_stage_key(resolved, learner.acceleration, learner.device)}.safetensors"
     _continue(resolved, recorder)
     try:
         for stage in stages[len(recorder.rows) :]:
             end = functools.partial(_end_stage, resolved, recorder, stage, test)
             if stage.index == 0 and first_stages:
-                key = first_stage_key(resolved, learner.acceleration, learner.device)
-                learn_first_stage(learner, stage, first_stages / f"{key}.safetensors", recorder.leave_out, end)
+                learn_first_stage(learner, stage, first_stages, recorder.leave_out, end)
             else:
                 learner.learn(stage)
                 end()
+            _write_results(resolved, recorder)
             recorder.audience.on_stage(stage, recorder.rows[-1])
     except DivergedError as error:
         _diagnose(recorder, error)
@@ -323,7 +327,7 @@ def _continue(resolved: Resolved, recorder: Recorder) -> None:
 
 
 def _end_stage(resolved: Resolved, recorder: Recorder, stage: Stage, test: ImageSet) -> None:
-    """Evaluate a learned stage and write down what it leaves; its checkpoint comes before the tables made of it."""
+    """Evaluate a learned stage and write down what it leaves; the tables are made of it after its checkpoint."""
     directory, learner = recorder.directory, recorder.learner
     predictions = evaluate(learner, test.subset(test.rows(0, stage.num_seen)))
     directory.write_predictions(stage.index, predictions)
@@ -331,7 +335,6 @@ def _end_stage(resolved: Resolved, recorder: Recorder, stage: Stage, test: Image
     directory.write_exemplars(stage.index, learner.memory.classes)
     row = _accuracies(stage, predictions, rule_name(resolved.method.predict))
     recorder.end_stage({**row, "exemplars": len(learner.memory)})
-    _write_results(resolved, recorder)
 
 
 def evaluate(learner: Learner, test: ImageSet) -> dict[str, NDArray[np.int64]]:
