@@ -7,7 +7,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,7 +17,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixe
 from ccfa import __version__
 from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line, printable
 from ccfa.plugins import load_plugin
-from ccfa.settings import Experiment, Grid, Pairs, Running
+from ccfa.settings import Experiment, Grid, Pairs, Running, Wanted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,14 +84,8 @@ class Sweep:
 class Table:
     """Show the paper's tables with our values beside them, or run what is missing."""
 
-    name: Annotated[Positional[str], arg(metavar="TABLE")] = ""
-    """main, memory, ...; see `ccfa list tables`. Without a name, show how much of each table is measured."""
-    rows: tuple[str, ...] = ()
-    """Use only these rows, by method or by label, such as podnet or 'PODNet* + CCFA'."""
-    columns: tuple[str, ...] = ()
-    """Use only these columns, such as '5 tasks'."""
-    orders: int = 3
-    """How many of the paper's three class orders to show and run."""
+    cells: OmitArgPrefixes[Wanted]
+    running: OmitArgPrefixes[Running]
     fill: bool = False
     """Run what is missing, the most important first, and keep each report in the results folder."""
     plan: bool = False
@@ -100,20 +94,15 @@ class Table:
     """Submit what is missing as Slurm jobs, with --minutes as their time limit. This needs the extra `cluster`."""
     write: bool = False
     """Write REPRODUCTION.md and the README's table in the current folder, from the reports."""
-    results: Path = Path("results")
-    """The folder of the reports of finished runs."""
-    out: Path = Path("runs/tables")
-    """The folder of the run directories. Unfinished runs in it are continued."""
     at_once: int = 1
     """How many runs share the device, or how many Slurm jobs run at the same time."""
     partition: str | None = None
     """The Slurm partition."""
     sbatch: Pairs = field(default_factory=dict)
     """Other options of the Slurm jobs, such as account=vision."""
-    running: OmitArgPrefixes[Running] = field(default_factory=Running)
 
     def __call__(self, console: "Console") -> None:
-        from ccfa.reporting.paper_tables import Wanted, fill_shown, print_plan, show_tables, submit_jobs, write_pages
+        from ccfa.reporting.paper_tables import fill_shown, print_plan, show_tables, submit_jobs, write_pages
 
         if self.fill + self.plan + self.slurm + self.write > 1:
             raise UsageError("Choose one of --fill, --plan, --slurm and --write.")
@@ -121,8 +110,9 @@ class Table:
             raise UsageError("--partition and --sbatch belong to --slurm.")
         if self.running.max_minutes is not None and not (self.fill or self.slurm):
             raise UsageError("--minutes belongs to --fill or --slurm.")
-        running = replace(self.running, at_once=self.at_once)
-        wanted = Wanted(**{one.name: getattr(self, one.name) for one in fields(Wanted)})
+        if (self.cells.rows or self.cells.columns) and not self.cells.name:
+            raise UsageError("Name a table whose rows or columns you want, for example: ccfa table main --rows podnet")
+        wanted, running = self.cells, replace(self.running, at_once=self.at_once)
         if self.write:
             write_pages(wanted, console)
         elif self.plan:

@@ -203,6 +203,24 @@ class Running:
     plugin: UseAppendAction[tuple[Path, ...]] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which cells of the paper's tables to show or to measure."""
+
+    name: Annotated[Positional[str], arg(metavar="TABLE")] = ""
+    """main, memory, ...; see `ccfa list tables`. Without a name, show how much of each table is measured."""
+    rows: tuple[str, ...] = ()
+    """Use only these rows, by method or by label, such as podnet or 'PODNet* + CCFA'."""
+    columns: tuple[str, ...] = ()
+    """Use only these columns, such as '5 tasks'."""
+    orders: int = 3
+    """How many of the paper's three class orders to show and run."""
+    results: Path = Path("results")
+    """The folder of the reports of finished runs."""
+    out: Path = Path("runs/tables")
+    """The folder of the run directories. Unfinished runs in it are continued."""
+
+
 def command_words(record: Any, always: Sequence[str] = (), never: Sequence[str] = ()) -> list[str]:
     """Return the words that give the fields of a record their values, where those are not the defaults.
 

@@ -4,7 +4,7 @@ import math
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from ccfa.reporting.comparison import AVERAGE, paired
 from ccfa.reporting.page import render
 from ccfa.reporting.showing import require_ready, sweep
 from ccfa.reporting.tables import Value, counted
-from ccfa.settings import Experiment, Running, command_words
+from ccfa.settings import Experiment, Running, Wanted, command_words
 
 SLURM_MINUTES = 240  # the time limit of a job by default
 MARGIN = 0.25  # minutes
@@ -53,64 +53,53 @@ LEGEND = (
 BEGIN, END = "<!-- main table: written by `ccfa table --write` -->", "<!-- end of the main table -->"
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Which cells of the tables to work on, and the folders to use."""
+def wanted_table(wanted: Wanted) -> Table:
+    """Return the named table with only its wanted rows and columns."""
+    if wanted.name not in TABLES:
+        raise unknown("table", wanted.name, TABLES)
+    table = TABLES[wanted.name]
+    rows = [*table.rows, *sorted({cell.setting.method for cell in table.cells})]
+    for kind, names, known in (("row", wanted.rows, rows), ("column", wanted.columns, table.columns)):
+        for name in names:
+            if name not in known:
+                raise unknown(f"{kind} of {wanted.name}", name, known)
+    chosen = [not wanted.columns or column in wanted.columns for column in table.columns]
+    kept = {
+        label: tuple(compress(row, chosen))
+        for label, row in table.rows.items()
+        if not wanted.rows or label in wanted.rows or any(cell and cell.setting.method in wanted.rows for cell in row)
+    }
+    return replace(table, columns=tuple(compress(table.columns, chosen)), rows=kept)
 
-    name: str = ""  # of a table; every table if empty
-    rows: tuple[str, ...] = ()  # labels or methods; every row if empty
-    columns: tuple[str, ...] = ()  # headings; every column if empty
-    orders: int = len(ORDERS)  # how many of the paper's class orders count
-    results: Path = Path("results")  # the reports
-    out: Path = Path("runs/tables")  # the run directories
 
-    def __post_init__(self) -> None:
-        if not self.name and (self.rows or self.columns):
-            raise UsageError("Name a table whose rows or columns you want, for example: ccfa table main --rows podnet")
-        if not 1 <= self.orders <= len(ORDERS):
-            raise UsageError(f"--orders must be from 1 to {len(ORDERS)}, got {self.orders}.")
+def wanted_cells(wanted: Wanted) -> list[Cell]:
+    return wanted_table(wanted).cells if wanted.name else cells()
 
-    def table(self) -> Table:
-        """Return the named table with only its wanted rows and columns."""
-        if self.name not in TABLES:
-            raise unknown("table", self.name, TABLES)
-        table = TABLES[self.name]
-        rows = [*table.rows, *sorted({cell.setting.method for cell in table.cells})]
-        for kind, names, known in (("row", self.rows, rows), ("column", self.columns, table.columns)):
-            for name in names:
-                if name not in known:
-                    raise unknown(f"{kind} of {self.name}", name, known)
-        chosen = [not self.columns or column in self.columns for column in table.columns]
-        kept = {
-            label: tuple(compress(row, chosen))
-            for label, row in table.rows.items()
-            if not self.rows or label in self.rows or any(cell and cell.setting.method in self.rows for cell in row)
-        }
-        return replace(table, columns=tuple(compress(table.columns, chosen)), rows=kept)
 
-    def cells(self) -> list[Cell]:
-        return self.table().cells if self.name else cells()
+def wanted_results(wanted: Wanted) -> list[Result]:
+    """Return the finished runs of the wanted class orders."""
+    if not 1 <= wanted.orders <= len(ORDERS):
+        raise UsageError(f"--orders must be from 1 to {len(ORDERS)}, got {wanted.orders}.")
+    return [result for result in read_results(wanted.results) if result.order in ORDERS[: wanted.orders]]
 
-    def measured(self) -> list[Result]:
-        """Return the finished runs of the wanted class orders."""
-        return [result for result in read_results(self.results) if result.order in ORDERS[: self.orders]]
 
-    def left(self) -> list[Experiment]:
-        """Return the runs that are missing, the most valuable first."""
-        return left_to_run(self.cells(), self.measured(), self.orders)
+def missing_runs(wanted: Wanted) -> list[Experiment]:
+    """Return the runs that are missing, the most valuable first."""
+    return left_to_run(wanted_cells(wanted), wanted_results(wanted), wanted.orders)
 
-    def nothing_to_do(self) -> str:
-        impossible = counted(sum(not can_run(cell.setting) for cell in self.cells()), "cell")
-        return f"No run is missing. {impossible} cannot be run here, because the data or the method is not available."
+
+def _nothing_to_do(wanted: Wanted) -> str:
+    impossible = counted(sum(not can_run(cell.setting) for cell in wanted_cells(wanted)), "cell")
+    return f"No run is missing. {impossible} cannot be run here, because the data or the method is not available."
 
 
 def show_tables(wanted: Wanted, console: Console) -> None:
     """Print one table with our values beside the paper's, or an overview of all."""
-    results = wanted.measured()
+    results = wanted_results(wanted)
     if not results:
         console.print(f"There are no reports of finished runs in {wanted.results}.", soft_wrap=True)
     if wanted.name:
-        console.print(_table_screen(wanted.table(), results, wanted.orders))
+        console.print(_table_screen(wanted_table(wanted), results, wanted.orders))
         console.print(LEGEND, style="dim")
     else:
         console.print(_overview_screen(results, wanted.orders))
@@ -170,7 +159,7 @@ def write_pages(wanted: Wanted, console: Console) -> None:
     """Write REPRODUCTION.md and the README's table, in the current folder, from the reports."""
     if wanted.name or wanted.orders < len(ORDERS):
         raise UsageError("--write writes the page of all tables and class orders: leave the name and --orders out.")
-    results = wanted.measured()
+    results = wanted_results(wanted)
     if not results:
         raise DataError(f"There are no reports of finished runs in {wanted.results}, so nothing is written.")
     pages = {Path("REPRODUCTION.md"): reproduction(results)}
@@ -296,7 +285,7 @@ def _commands(wanted: Wanted, running: Running) -> list[list[str]]:
     running = replace(running, first_stages=running.first_stages or wanted.out / ".first-stages")
     shared = ["--results", str(wanted.results), *command_words(running, never=("at_once", "max_minutes"))]
     found = []
-    for experiment in wanted.left():
+    for experiment in missing_runs(wanted):
         method, *options = experiment.arguments()
         place = str(wanted.out / experiment.name)
         found.append(["ccfa", "run", method, "--out", place, "--reuse", *shared, *options])
@@ -307,7 +296,7 @@ def print_plan(wanted: Wanted, running: Running, console: Console) -> None:
     """Print the missing runs as one command per line, for any queue."""
     planned = _commands(wanted, running)
     if not planned:
-        print(wanted.nothing_to_do(), file=sys.stderr)
+        print(_nothing_to_do(wanted), file=sys.stderr)
     for words in planned:
         console.print(shlex.join(words), soft_wrap=True, markup=False, highlight=False)
 
@@ -330,9 +319,9 @@ def submit_jobs(
 def fill_shown(wanted: Wanted, running: Running, console: Console) -> None:
     """Run what is missing and keep the report of each run that finishes; an error at the end if some run failed."""
     require_ready(running)
-    experiments = wanted.left()
+    experiments = missing_runs(wanted)
     if not experiments:
-        console.print(wanted.nothing_to_do())
+        console.print(_nothing_to_do(wanted))
         return
     minutes = running.max_minutes
     if minutes is not None:  # the runs at work when the time is up need some for being saved
@@ -340,5 +329,5 @@ def fill_shown(wanted: Wanted, running: Running, console: Console) -> None:
     try:
         sweep(experiments, wanted.out, running, results=wanted.results, compared=False, console=console)
     except Stopped as stopped:
-        left = counted(len(wanted.left()), "run")
+        left = counted(len(missing_runs(wanted)), "run")
         raise Stopped(f"{stopped} Still missing: {left}.", stopped.exit_code) from stopped
