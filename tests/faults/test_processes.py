@@ -1,10 +1,8 @@
 """Several processes and threads at once, and what a process may use up."""
 
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 
@@ -16,8 +14,7 @@ from ccfa.experiments import Experiment, Run
 from ccfa.experiments.experiment import Resolved
 from children import in_child, limit_memory, wait
 from commands import environment
-from digests import run_digest
-from dying import checkpoints, start, stoppable_run
+from dying import checkpoints, start
 from toy_runs import Silent, toy_run
 from toys import Shortened, tiny, toy_images
 
@@ -40,17 +37,6 @@ def test_readers_never_see_half_a_file(place):
         read += 1
     assert wait(process) == 0
     assert read
-
-
-def test_runs_in_threads_end_the_same_and_handlers_stay(place, undisturbed):
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    threads = [threading.Thread(target=stoppable_run, args=(place / name,)) for name in ("a", "b")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {run_digest(place / name) for name in "ab"} == {undisturbed}
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
 
 
 def test_a_batch_that_does_not_fit_is_named_with_its_size(place):

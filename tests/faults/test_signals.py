@@ -74,7 +74,7 @@ def test_killed_at_every_kind_of_place(place, undisturbed):
     assert finish(place / "run") == undisturbed
 
 
-@pytest.mark.parametrize("fault", ["select:1", "evaluate:1", "report:1"])
+@pytest.mark.parametrize("fault", ["step:3", "select:1", "evaluate:1", "report:1"])
 def test_no_epoch_of_a_shared_first_stage_is_lost(place, undisturbed, fault):
     for _ in range(2):
         assert die(place / "run", f"{fault}:kill", first_stages=place / "first stages") == KILLED
