@@ -1,4 +1,4 @@
-"""From an experiment to data, stages and a method; from text to options; and everything that does not fit is refused."""
+"""From an experiment to data, stages and a method; from text to options; what does not fit is refused by name."""
 
 import contextlib
 import json
@@ -77,9 +77,6 @@ def test_validation_holds_training_images_out_and_says_so():
     ("changes", "said"),
     [
         ({"method": "pdnet"}, "podnet"),
-        ({"data": "digts"}, "digits"),
-        ({"order": "0,1,1"}, "class order"),
-        ({"scenario": "B50-inc10"}, "50 classes, expected 10"),
         ({"memory": 0}, "exemplars"),
         ({"options": {"memory": "0"}}, "exemplars"),
         ({"memory_total": -3}, "-3"),
@@ -93,21 +90,16 @@ def test_validation_holds_training_images_out_and_says_so():
         ({"batch_seed": -1}, "seed"),
         ({"validation": 1.5}, "above 0 and below 1"),
         ({"options": {"epocs": "3"}}, "epochs"),
-        ({"options": {"backbone": "smal"}}, "small"),
-        ({"options": {"batch_size": "0"}}, "batch_size"),
         ({"options": {"ccfa.count": "3"}}, "ccfa.count need --ccfa"),
         ({"ccfa": True, "options": {"ccfa.cont": "3"}}, "count"),
-        ({"ccfa": True, "options": {"ccfa.step_size": "2,1"}}, "step_size"),
         ({"ccfa": True, "options": {"ccfa.target": "most-confidnt"}}, "most-confident"),
         ({"ccfa": True, "options": {"ccfa.phases": "mian"}}, "main"),
         ({"ccfa": True, "options": {"ccfa.balanced.counts": "3"}}, r"ccfa\.balanced"),
-        ({"ccfa": True, "options": {"ccfa.balanced.phases": "main"}}, r"ccfa\.balanced"),
         ({"ccfa": True, "options": {"ccfa.phases": "main", "ccfa.balanced.count": "3"}}, r"ccfa\.balanced"),
         ({"method": "il2a", "ccfa": True, "options": {"ccfa.backbone_weight": "1"}}, r"ccfa\.backbone_weight"),
         ({"mix": "cutmx"}, "cutmix"),
         ({"options": {"mix.alpha": "0.5"}}, "mix.alpha need --mix"),
         ({"mix": "mixup", "options": {"mix.alpa": "0.5"}}, "alpha"),
-        ({"mix": "mixup", "options": {"mix.alpha": "0"}}, "alpha"),
         ({"method": "il2a", "mix": "mixup"}, "ClassMixing"),
     ],
 )
@@ -176,6 +168,7 @@ def test_the_configuration_is_json_and_repeats_the_experiment():
     config = resolve(experiment).config
     assert json.loads(json.dumps(config)) == config
     assert experiment_of(config) == experiment
+    assert experiment_of({"experiment": {"method": "podnet", "validation": 0}}) == Experiment("podnet")
     assert resolve(experiment_of(config)).config == config
     assert config["resolved"]["stage_sizes"] == [5, 5]
     assert config["resolved"]["method"]["feature_augmentations"][0]["part"] == "CCFA"
@@ -218,10 +211,6 @@ def test_names_are_plain_directory_names():
 def test_a_configuration_without_an_experiment_is_refused(stored, message):
     with pytest.raises(ModelError, match=message):
         experiment_of({"experiment": stored})
-
-
-def test_a_whole_number_will_do_for_a_fraction():
-    assert experiment_of({"experiment": {"method": "podnet", "validation": 0, "memory": None}}) == Experiment("podnet")
 
 
 def factory(*, memory: int = 20, rule: Literal["a", "b"] = "a", lr: float = 0.1, epochs: int = 2) -> None:

@@ -1,7 +1,6 @@
 """A run leaves the promised files, says how it ended, and goes on as it began; signals stop it between two steps."""
 
 import csv
-import json
 import os
 import signal
 import subprocess
@@ -53,8 +52,8 @@ def predictions(path, name):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "first"
-    audience, resolved = Audience(), resolve(EXPERIMENT)
-    return path, run(resolved, begun(path, resolved.config, {"device": "cpu"}), ON_CPU, audience), audience
+    audience = Audience()
+    return path, run(resolve(EXPERIMENT), Run(path), ON_CPU, audience), audience
 
 
 def table(path):
@@ -71,7 +70,9 @@ def test_the_directory_holds_every_promised_file_and_nothing_else(finished):
     assert contents(path).keys() == expected
     assert Run(path).status["state"] == "finished"
     assert Run(path).report() == report
-    assert (report.name, report.finished, report.environment) == ("first", True, {"device": "cpu"})
+    assert (report.name, report.finished, report.environment) == ("first", True, Run(path).environment)
+    assert report.environment["acceleration"]["precision"] == "float32"
+    assert {"ccfa", "commit", "python", "torch", "numpy", "device", "threads", "platform"} <= report.environment.keys()
     assert report.config == Run(path).config
 
 
@@ -216,14 +217,6 @@ def test_what_was_switched_off_stays_off(tmp_path, monkeypatch, off):
     assert again(directory, device="auto", compile=False, graph=False)[1] == Acceleration("bf16", False, False)
     directory.write_json("environment.json", {"torch_device": "cpu", "acceleration": asdict(Acceleration())})
     assert again(directory, device="cuda")[1] == Acceleration("bf16", True, True)
-
-
-def test_the_environment_is_json_and_names_the_device():
-    found = environment(CPU, Acceleration())
-    assert json.loads(json.dumps(found)) == found
-    assert found["device"].startswith("cpu")
-    assert found["acceleration"]["precision"] == "float32"
-    assert all(found[name] for name in ("ccfa", "commit", "python", "torch", "numpy", "threads", "platform"))
 
 
 def test_the_commit_is_ours_or_given_or_unknown(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from ccfa.errors import DivergedError, ModelError, Notice, ResourceError, Stopped
+from ccfa.errors import DivergedError, ModelError, Notice, Stopped
 from ccfa.experiments import Run
 from ccfa.experiments.running import Stop
 from ccfa.files import read_tensors, write_tensors
@@ -22,26 +22,16 @@ def test_stopped_after_every_so_many_steps_it_ends_the_same(place, undisturbed):
     path, resolved, messages = place / "run", toy_resolved(), []
     for number in range(3, 100):  # longer each time: an evaluation is done again from its beginning
         try:
-            toy_run(path, resolved, stop=StopAfter(number), checkpoint_minutes=1000)
+            report = toy_run(path, resolved, stop=StopAfter(number), checkpoint_minutes=1000)
             break
         except Stopped as stopped:
-            messages.append((stopped.code, stopped.message))
+            messages.append(stopped.message)
         assert Run(path).status["state"] == "interrupted"
+    assert "stage 1, phase main, epoch 2" in messages[0]
     assert len(messages) > 3
-    assert all(code == 143 and f"ccfa resume {path}" in message for code, message in messages)
+    assert all(f"ccfa resume {path}" in message for message in messages)
     assert run_digest(path) == undisturbed
-
-
-def test_a_stop_between_two_steps_is_saved_at_that_step(place):
-    with pytest.raises(Stopped, match=r"stage 1, phase main, epoch 1 of \d+; saved"):
-        toy_run(place / "run", stop=StopAfter(0), checkpoint_minutes=1000)
-    stored = Run(place / "run").load_checkpoint().state["stage_seconds"]
-    audience = Silent()
-    report = toy_run(place / "run", audience=audience)
-    assert audience.num_batches == len(STEPS) - 1
-    assert audience.stages == [0, 1, 2]
-    rows = (place / "run" / "stages.csv").read_text().splitlines()[1:]
-    assert 0 < stored < report.seconds
+    rows = (path / "stages.csv").read_text().splitlines()[1:]
     assert report.seconds == pytest.approx(sum(float(row.split(",")[-1]) for row in rows), abs=0.5)
 
 
@@ -86,15 +76,6 @@ def test_training_that_diverges_keeps_finite_checkpoints(place, undisturbed, fai
     assert run_digest(path) == undisturbed
 
 
-def test_running_out_of_memory_can_be_continued(place, undisturbed, fail):
-    fail("step:7:oom")
-    with pytest.raises(ResourceError, match=r"--set batch_size=8"):
-        toy_run(place / "run")
-    assert Run(place / "run").status["state"] == "failed"
-    toy_run(place / "run")
-    assert run_digest(place / "run") == undisturbed
-
-
 def test_another_environment_is_noted(place):
     resolved = toy_resolved()
     with warnings.catch_warnings(action="error", category=Notice):
@@ -107,13 +88,6 @@ def test_another_environment_is_noted(place):
         toy_run(run.path, resolved, stop=StopAfter(0))
     (resumed,) = run.environment["resumed"]
     assert resumed["differences"]["torch"] == ["0.4.1", str(torch.__version__)]
-
-
-def test_a_copied_run_is_continued(killed, place, undisturbed):
-    copied = shutil.copytree(killed, place / "elsewhere" / "copied", copy_function=shutil.copy)
-    (copied / "predictions" / "stage-000.safetensors").chmod(0o444)
-    toy_run(copied)
-    assert run_digest(copied) == undisturbed
 
 
 @pytest.mark.parametrize("kept", [0, 1])
@@ -144,13 +118,10 @@ def test_a_run_on_other_data_is_not_continued(call, tmp_path, fail):
 
 
 CONTRADICTIONS = {
-    "no rows of stages": lambda tensors, state: state.pop("rows"),
     "text as a length": lambda tensors, state: state.update(log_lengths="x"),
     "no stage": lambda tensors, state: state["learner"].pop("stage"),
     "other classes": lambda tensors, state: state["learner"].update(num_classes_stored=99),
-    "rows that do not exist": lambda tensors, state: tensors["memory.0"].add_(10**6),
     "rows of another class": lambda tensors, state: tensors["memory.0"].copy_(tensors["memory.1"]),
-    "rows that are no integers": lambda tensors, state: tensors.update({"memory.0": torch.zeros(3)}),
     "no weights": lambda tensors, state: [tensors.pop(name) for name in list(tensors) if "conv" in name],
 }
 
