@@ -8,7 +8,7 @@ from ccfa.data import split
 from ccfa.errors import UsageError
 from ccfa.experiments import Experiment, resolve
 from ccfa.learning import Learner
-from ccfa.methods import METHODS, Budget, with_memory
+from ccfa.methods import METHODS
 from toy_runs import toy_run
 from toys import STAGES, Shortened, has_memory_size, tiny, toy_images
 
@@ -37,16 +37,6 @@ def test_a_memory_of_any_size_is_taken_or_refused_by_name(name):
         else:
             with pytest.raises(UsageError, match=f"{name}|memory"):
                 resolve(experiment)
-
-
-@every_method
-def test_the_smallest_and_the_largest_memory_are_learned_with(name):
-    method = tiny(name, epochs=1)
-    if not has_memory_size(method):
-        pytest.skip(f"{name} has no memory size")
-    for per_class in (max(method.needs_memory, 1), 2**31):
-        learner = learned(with_memory(method, Budget(per_class=per_class)))
-        assert [len(rows) for rows in learner.memory.classes] == [min(per_class, 12)] * 4
 
 
 @every_method
