@@ -110,12 +110,12 @@ def test_only_code_that_trains_changes_the_key(tmp_path, file, is_read):
     assert (_code_digest(tmp_path / "one") != _code_digest(tmp_path / "two")) == is_read
 
 
-def test_a_file_that_is_damaged_or_of_another_stage_is_named(tmp_path):
+@pytest.mark.parametrize("facts", [{"first_stage": "other"}, None])
+def test_a_file_that_is_damaged_or_of_another_stage_is_named(tmp_path, facts):
     path, learner = tmp_path / "abc.safetensors", Learner(tiny("podnet", epochs=1), toy_images())
-    for facts in ({"first_stage": "other"}, None):
-        write_tensors(path, learner.network.state_dict(), facts) if facts else path.write_bytes(b"x" * 99)
-        with pytest.raises(ModelError, match=r"abc\.safetensors.*Remove it"):
-            learn_first_stage(learner, STAGES[0], path)
+    write_tensors(path, learner.network.state_dict(), facts) if facts else path.write_bytes(b"x" * 99)
+    with pytest.raises(ModelError, match=r"abc\.safetensors.*Remove it"):
+        learn_first_stage(learner, STAGES[0], path)
 
 
 class Sleeper(Silent):
