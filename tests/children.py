@@ -1,13 +1,13 @@
 """Functions run in a forked child, where limits, signals and changes of user hurt nobody else."""
 
 import os
-import pickle
 import resource
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import Pipe
 from typing import Any
 
 from ccfa.errors import CcfaError
@@ -15,28 +15,25 @@ from ccfa.errors import CcfaError
 
 def in_child(function: Callable[[], Any], timeout: float = 120) -> Any:
     """What the function returns or raises, called in a child of this process."""
-    reading, writing = os.pipe()
-    process = os.fork()
-    if process == 0:
-        os.close(reading)
+    reading, writing = Pipe(duplex=False)
+
+    def answer() -> None:
         try:
-            answer = (True, function())
+            writing.send((function(), None))
         except BaseException as error:
             traceback.print_exc()
-            answer = (False, error)
-        with os.fdopen(writing, "wb") as pipe:
-            pipe.write(pickle.dumps(answer))
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        answer = pipe.read()
-    code = wait(process, timeout)
-    if not answer:
-        raise AssertionError(f"the child ended with {code} and no answer")
-    done, value = pickle.loads(answer)
-    if done:
-        return value
-    raise value
+            writing.send((None, error))
+
+    process = started(answer)
+    writing.close()
+    try:
+        value, error = reading.recv() if reading.poll(timeout) else (None, None)
+    except EOFError:
+        raise AssertionError(f"the child ended with {wait(process)} and no answer") from None
+    wait(process, timeout=10)
+    if error:
+        raise error
+    return value
 
 
 def started(function: Callable[[], Any]) -> int:

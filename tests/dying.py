@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from ccfa.evaluation import Report
-from ccfa.experiments import Run
 from ccfa.experiments.running import stoppable
 from children import started, wait
 from failing import install
@@ -33,11 +32,6 @@ def start(path: Path, faults: str = "", **options: Any) -> int:
 def die(path: Path, faults: str, **options: Any) -> int:
     """How such a run ended: its exit code, or minus the signal that killed it."""
     return wait(start(path, faults, **options))
-
-
-def status(path: Path) -> dict[str, Any]:
-    """What status.json says."""
-    return Run(path).status
 
 
 def left_over(path: Path) -> list[str]:

@@ -9,23 +9,21 @@ SEED = int(os.environ.get("CCFA_FUZZ_SEED", "1993"))
 
 
 def mutated(content: bytes, source: random.Random) -> bytes:
-    """The content with one to four injuries: bits flipped, parts cut, zeroed, doubled or moved."""
+    """The content with one to four injuries: bits flipped, parts cut, zeroed, doubled or random."""
     damaged = bytearray(content)
     for _ in range(source.randint(1, 4)):
         start, end = sorted(source.randrange(len(damaged) + 1) for _ in range(2))
-        match source.randrange(6):
+        match source.randrange(5):
             case 0 if damaged:
                 damaged[source.randrange(len(damaged))] ^= 1 << source.randrange(8)
             case 1:
                 del damaged[start:end]
             case 2:
-                damaged[start:end] = bytes(end - start)
-            case 3:
                 damaged[start:start] = damaged[start : min(end, start + 4096)]
-            case 4:
+            case 3:
                 damaged[start:end] = source.randbytes(min(end - start, 64))
             case _:
-                damaged = damaged[start:] + damaged[:start]
+                damaged[start:end] = bytes(end - start)
     return bytes(damaged)
 
 

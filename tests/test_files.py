@@ -1,12 +1,9 @@
 """One reader, one writer, one format for tensors: whatever is damaged or hostile is refused with its name."""
 
-import csv
 import io
-import json
 import os
 import pickle
 import random
-import struct
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -29,10 +26,9 @@ from ccfa.files import (
     sync,
     write_arrays,
     write_atomically,
-    write_table,
     write_tensors,
 )
-from children import in_child, limit_memory, started, wait
+from children import started, wait
 from commands import contents
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "rows": torch.tensor([3, 1]), "half": torch.ones(3).bfloat16()}
@@ -45,11 +41,14 @@ def stored(tmp_path):
     return tmp_path / "t.safetensors"
 
 
-def test_a_file_within_its_limit_is_read(tmp_path):
+def test_files_of_any_size_are_not_read_into_memory(stored, tmp_path):
     (tmp_path / "file").write_bytes(b"12345")
     assert read_file(tmp_path / "file", 5) == b"12345"
     with pytest.raises(ModelError, match=r"file has 5 bytes"):
         read_file(tmp_path / "file", 4)
+    os.truncate(stored, files.TENSOR_LIMIT + 1)
+    with pytest.raises(ModelError, match="bytes"):
+        read_tensors(stored)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "endless", "link", "folder", "missing"])
@@ -65,7 +64,7 @@ def test_only_regular_files_are_read(tmp_path, kind):
         read_file(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'{"a": ' * 100_000, b"\0" * 1000])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"a": ' * 100_000])
 def test_json_that_is_no_object_is_refused(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelError, match=r"config\.json"):
@@ -142,18 +141,11 @@ def test_a_file_system_that_cannot_flush_folders_is_used(tmp_path, monkeypatch):
 
 
 def test_a_place_that_cannot_be_made_is_refused(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    for path in (tmp_path / "file" / "run", tmp_path / ("n" * 300)):
+    for path in (Path("/dev/null/run"), tmp_path / ("n" * 300)):
         with pytest.raises(ResourceError, match="Could not create"):
             require_place(path)
     require_place(tmp_path / "new" / "folder")
-    assert contents(tmp_path) == {"file": b"mine"}
-
-
-def test_rows_read_back_as_a_table(tmp_path):
-    write_table(tmp_path / "t.csv", [{"a": 1, "b": None}, {"a": 0.25, "b": 'x,"y'}])
-    with open(tmp_path / "t.csv", newline="", encoding="utf-8") as file:
-        assert list(csv.DictReader(file)) == [{"a": "1", "b": ""}, {"a": "0.25", "b": 'x,"y'}]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_arrays_come_back(tmp_path):
@@ -211,34 +203,6 @@ def test_pickles_are_refused_and_never_run(stored, tmp_path):
             with pytest.raises(ModelError):
                 read(stored)
     assert not (tmp_path / "canary").exists()
-
-
-def header(**changes):
-    """The head of a safetensors file that lies about what follows."""
-    return json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}).encode()
-
-
-LIES = [header(shape=shape) for shape in ([2**63], [2**32, 2**32], [10**12], [3], None)]
-LIES += [header(data_offsets=offsets) for offsets in ([8, 0], [0, 9], [-8, 0], [0, 2**63], None)]
-LIES += [header(dtype="F7"), header(), b'{"a":' * 100_000, b"\xff\xfe", b"[]", b'{"__metadata__": 3}']
-
-
-def test_lying_headers_are_refused_in_little_memory(stored):
-    def refused():
-        limit_memory(10**9)
-        for lie in LIES:
-            for length in (len(lie), 10**9, 2**63):
-                stored.write_bytes(struct.pack("<Q", length) + lie + b"\0" * 8)
-                with pytest.raises(ModelError, match="damaged"):
-                    read_tensors(stored)
-
-    in_child(refused)
-
-
-def test_tensors_of_any_size_are_not_read_into_memory(stored):
-    os.truncate(stored, files.TENSOR_LIMIT + 1)
-    with pytest.raises(ModelError, match="bytes"):
-        read_tensors(stored)
 
 
 @pytest.mark.parametrize("seconds", [1, pytest.param(60, marks=pytest.mark.soak)])

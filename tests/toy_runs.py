@@ -1,5 +1,6 @@
 """Whole runs of tiny methods on tiny images, in a run directory."""
 
+import threading
 from pathlib import Path
 
 import torch
@@ -7,6 +8,7 @@ import torch
 from ccfa.evaluation import Report
 from ccfa.experiments import Experiment, Run, run
 from ccfa.experiments.experiment import Resolved
+from ccfa.experiments.running import Stop
 from ccfa.settings import Running
 from toys import STAGES, plugged, tiny, toy_images
 
@@ -28,6 +30,21 @@ class Silent:
 
     def on_stage(self, stage, result):
         self.stages.append(stage.index)
+
+
+class StopAfter(Stop):
+    """Asks all runs to stop, as SIGTERM does, from the n-th time on that any of them looks."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.left = number
+        self.lock = threading.Lock()
+
+    def asked(self) -> int | None:
+        with self.lock:
+            self.left -= 1
+            self.code = 143 if self.left < 0 else None
+        return self.code
 
 
 def toy_resolved(name: str = "podnet", seed: int = 0, **options) -> Resolved:

@@ -48,18 +48,15 @@ def good_files() -> dict[str, tuple[bytes, NDArray[Any], int]]:
         "wrong-ending.jpg": (encoded(rgb, "PNG"), rgb, 0),
         "loss-free.webp": (encoded(rgb, "WEBP", lossless=True), rgb, 0),
         "plain.ppm": (encoded(rgb, "PPM"), rgb, 0),
-        "packed.tiff": (encoded(rgb, "TIFF", compression="tiff_lzw"), rgb, 0),
         "turned.png": (encoded(turned, "PNG", exif=exif), rgb, 0),
         "grey.png": (encoded(grey, "PNG"), as_grey, 0),
         "bits.png": (encoded(Image.fromarray(grey > 127), "PNG"), (as_grey > 127) * 255, 0),
         "alpha.png": (encoded(np.dstack([rgb, clear]), "PNG"), over_white, 1),
         "cmyk.tiff": (encoded(Image.fromarray(rgb).convert("CMYK"), "TIFF"), rgb, 0),
         "sixteen.png": (encoded(grey.astype(np.uint16) * 257, "PNG"), as_grey, 0),
-        "sixteen.pgm": (encoded(grey.astype(np.uint16) * 257, "PPM"), as_grey, 0),
         "dark.png": (encoded(np.full((SIDE, SIDE), 2570, np.uint16), "PNG"), np.full_like(rgb, 10), 0),
         "float.tiff": (encoded(grey.astype(np.float32) / 25 - 3, "TIFF"), as_grey, 1),
         "moving.gif": (encoded(red, "GIF", **many), only_red, 0),
-        "pages.tiff": (encoded(red, "TIFF", **many), only_red, 0),
         "stereo.mpo": (encoded(red, "MPO", quality=98, **many), only_red, 3),
     }
 
@@ -92,10 +89,8 @@ def bad_files() -> dict[str, tuple[bytes, str]]:
     return {
         "empty.png": (b"", not_image),
         "page.png": (b"<html><script>alert(1)</script></html>", not_image),
-        "vector.svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", not_image),
         "script.ps": (b"%!PS-Adobe-3.0 EPSF-3.0\n(%pipe%touch canary) (w) file\n", not_image),
         "rare.tga": (encoded(gradient(), "TGA"), not_image),
-        "rare.jp2": (encoded(gradient(), "JPEG2000"), not_image),
         "half.jpg": (jpeg[: len(jpeg) // 2], broken),
         "half.png": (whole[: len(whole) // 2], broken),
         "flipped.png": (bytes(flipped), broken),
@@ -103,7 +98,6 @@ def bad_files() -> dict[str, tuple[bytes, str]]:
         "nan.tiff": (encoded(np.full((8, 8), np.nan, np.float32), "TIFF"), "NaN"),
         "wide.png": (png(13000, 13000), "13000 x 13000 pixels"),
         "widest.png": (png(2**31 - 1, 2**31 - 1), "decompression bomb"),
-        "comment-bomb.png": (png(8, 8, png_chunk(b"zTXt", b"a\0\0" + bomb), rows=black_rows(8, 8)), broken),
         "text-bomb.png": (png(8, 8, png_chunk(b"iTXt", b"a\0\1\0\0\0" + bomb), rows=black_rows(8, 8)), broken),
     }
 

@@ -1,15 +1,13 @@
 """A run opened again: its networks predict as they did, and the analyses show what they claim to."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
 
 from ccfa.data import data_set
-from ccfa.errors import ModelError, UsageError
+from ccfa.errors import UsageError
 from ccfa.evaluation.features import linear_cka
-from ccfa.experiments import Experiment, Run
+from ccfa.experiments import Experiment
 from ccfa.experiments import analyses as module
 from ccfa.experiments.analyses import feature_plane, learner_after, map_similarities
 from ccfa.experiments.running import resolve_again
@@ -50,15 +48,6 @@ def test_every_network_predicts_as_it_did(run):
         seen = test.subset(test.rows(0, learner.stage.num_seen))
         stored = run.read_predictions(learner.stage.index)["by_logits"]
         np.testing.assert_array_equal(learner.predict_by_logits(seen.images).numpy(), stored)
-
-
-def test_other_data_are_refused(run, tmp_path):
-    copied = Run(shutil.copytree(run.path, tmp_path / "copy"))
-    config = copied.config
-    config["resolved"]["fingerprints"]["train"] = "0" * 64
-    copied.write_json("config.json", config)
-    with pytest.raises(ModelError, match="fingerprints"):
-        resolve_again(copied, same_method=False)
 
 
 @pytest.mark.parametrize("estimator", ["biased", "unbiased"])

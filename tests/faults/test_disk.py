@@ -63,8 +63,7 @@ def test_a_disk_that_becomes_full(mounted, undisturbed):
     assert run_digest(path) == undisturbed
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS], ids=errno.errorcode.get)
+@pytest.mark.parametrize(("step", "code"), [("fsync", errno.EIO), ("replace", errno.EROFS)])
 def test_a_disk_that_fails_in_the_middle(place, monkeypatch, undisturbed, step, code):
     path = place / "run"
     with pytest.raises(ResourceError, match=os.strerror(code)):
@@ -109,15 +108,12 @@ def test_a_quota_or_too_few_descriptors_end_a_run_that_can_be_continued(place, u
     assert run_digest(place / "run") == undisturbed
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_data_is_read(call, tmp_path, mounted, monkeypatch):
+def test_a_place_that_cannot_be_written_is_refused_before_data_is_read(call, mounted, monkeypatch):
     subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True)
-    (tmp_path / "file").write_text("mine")
-    monkeypatch.setattr("ccfa.data.registry.load", error(errno.EIO))
-    for out, code, reason in ((mounted / "run", 5, "Read-only"), ("file", 2, "file"), ("file/run", 5, "file/run")):
-        ended, _, err = call("run", "podnet", "--out", out)
-        assert ended == code
-        assert reason in err
-    assert (tmp_path / "file").read_text() == "mine"
+    monkeypatch.setattr("ccfa.data.registry.load", lambda *arguments, **options: pytest.fail("read data"))
+    code, _, err = call("run", "podnet", "--out", mounted / "run")
+    assert code == 5
+    assert "Read-only" in err
 
 
 def test_too_little_space_for_the_whole_run_is_noted_at_its_start(place, monkeypatch):
@@ -135,8 +131,8 @@ def test_a_run_folder_that_is_removed_is_not_made_again(place):
 
 def test_a_file_system_without_locks_is_noted_and_used(place, monkeypatch):
     monkeypatch.setattr("fcntl.flock", error(errno.ENOLCK))
-    with pytest.warns(Notice, match="no locks"), run_directory.locked(place):
-        pass
+    with pytest.warns(Notice, match="no locks"):
+        assert toy_run(place / "run").finished
 
 
 @pytest.mark.soak

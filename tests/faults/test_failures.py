@@ -1,7 +1,6 @@
 """Runs that are stopped or fail in this process, and end as if they had not been."""
 
 import json
-import re
 import shutil
 import warnings
 
@@ -9,52 +8,30 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from ccfa.errors import DivergedError, ModelError, Notice, ResourceError, Stopped
+from ccfa.errors import DivergedError, ModelError, Notice, Stopped
 from ccfa.experiments import Run
 from ccfa.experiments.running import Stop
 from ccfa.files import read_tensors, write_tensors
 from digests import run_digest
 from dying import STEPS, checkpoints
-from toy_runs import Silent, toy_resolved, toy_run
+from toy_runs import Silent, StopAfter, toy_resolved, toy_run
 from zoo import write_noise
-
-
-class StopAfter(Stop):
-    """Stops a run at the n-th check."""
-
-    def __init__(self, number):
-        super().__init__()
-        self.left = number
-
-    def asked(self):
-        self.left -= 1
-        return 143 if self.left < 0 else None
 
 
 def test_stopped_after_every_so_many_steps_it_ends_the_same(place, undisturbed):
     path, resolved, messages = place / "run", toy_resolved(), []
     for number in range(3, 100):  # longer each time: an evaluation is done again from its beginning
         try:
-            toy_run(path, resolved, stop=StopAfter(number), checkpoint_minutes=1000)
+            report = toy_run(path, resolved, stop=StopAfter(number), checkpoint_minutes=1000)
             break
         except Stopped as stopped:
-            messages.append((stopped.code, stopped.message))
+            messages.append(stopped.message)
         assert Run(path).status["state"] == "interrupted"
+    assert "stage 1, phase main, epoch 2" in messages[0]
     assert len(messages) > 3
-    assert all(code == 143 and f"ccfa resume {path}" in message for code, message in messages)
+    assert all(f"ccfa resume {path}" in message for message in messages)
     assert run_digest(path) == undisturbed
-
-
-def test_a_stop_between_two_steps_is_saved_at_that_step(place):
-    with pytest.raises(Stopped, match=r"stage 1, phase main, epoch 1 of \d+; saved"):
-        toy_run(place / "run", stop=StopAfter(0), checkpoint_minutes=1000)
-    stored = Run(place / "run").load_checkpoint().state["stage_seconds"]
-    audience = Silent()
-    report = toy_run(place / "run", audience=audience)
-    assert audience.num_batches == len(STEPS) - 1
-    assert audience.stages == [0, 1, 2]
-    rows = (place / "run" / "stages.csv").read_text().splitlines()[1:]
-    assert 0 < stored < report.seconds
+    rows = (path / "stages.csv").read_text().splitlines()[1:]
     assert report.seconds == pytest.approx(sum(float(row.split(",")[-1]) for row in rows), abs=0.5)
 
 
@@ -85,16 +62,12 @@ def test_an_error_leaves_a_traceback_and_finished_stages_stay(place, undisturbed
 def test_training_that_diverges_keeps_finite_checkpoints(place, undisturbed, fail, step, minutes, stop, where):
     path = place / "run"
     fail(f"step:{step}:nan")
-    message = rf"stage {where[0] + 1}, phase main, epoch {where[1] + 1}.* learning rate of 0\.\d"
-    with pytest.raises(DivergedError, match=message):
+    with pytest.raises(DivergedError, match=f"stage {where[0] + 1}, phase main, epoch {where[1] + 1}"):
         toy_run(path, stop=stop, checkpoint_minutes=minutes)
     assert Run(path).status["state"] == "failed"
-    assert "phase main" in Run(path).status["error"]
-    (told,) = (path / "errors.txt").read_text().splitlines()
-    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d error: ", told)
+    assert "phase main" in (path / "errors.txt").read_text()
     diagnosis = json.loads((path / "diagnosis.json").read_text())
     assert (diagnosis["stage"], diagnosis["epoch"]) == where
-    assert diagnosis["lr"] > 0
     assert {"classification", "loss"} <= diagnosis["losses"].keys()
     assert "NaN" in diagnosis["largest_weights"].values()
     for stored in checkpoints(path):
@@ -103,34 +76,18 @@ def test_training_that_diverges_keeps_finite_checkpoints(place, undisturbed, fai
     assert run_digest(path) == undisturbed
 
 
-def test_running_out_of_memory_can_be_continued(place, undisturbed, fail):
-    fail("step:7:oom")
-    with pytest.raises(ResourceError, match=r"--set batch_size=8"):
-        toy_run(place / "run")
-    assert Run(place / "run").status["state"] == "failed"
-    toy_run(place / "run")
-    assert run_digest(place / "run") == undisturbed
-
-
 def test_another_environment_is_noted(place):
     resolved = toy_resolved()
-    with pytest.raises(Stopped):
-        toy_run(place / "run", resolved, stop=StopAfter(0))
-    with warnings.catch_warnings(action="error", category=Notice), pytest.raises(Stopped):
-        toy_run(place / "run", resolved, stop=StopAfter(0))  # the same environment
+    with warnings.catch_warnings(action="error", category=Notice):
+        for _ in range(2):  # the second time in the same environment
+            with pytest.raises(Stopped):
+                toy_run(place / "run", resolved, stop=StopAfter(0))
     run = Run(place / "run")
     run.write_json("environment.json", {**run.environment, "torch": "0.4.1"})
     with pytest.warns(Notice, match=r"torch +\"0\.4\.1\" +\"\d"), pytest.raises(Stopped):
         toy_run(run.path, resolved, stop=StopAfter(0))
     (resumed,) = run.environment["resumed"]
     assert resumed["differences"]["torch"] == ["0.4.1", str(torch.__version__)]
-
-
-def test_a_copied_run_is_continued(killed, place, undisturbed):
-    copied = shutil.copytree(killed, place / "elsewhere" / "copied", copy_function=shutil.copy)
-    (copied / "predictions" / "stage-000.safetensors").chmod(0o444)
-    toy_run(copied)
-    assert run_digest(copied) == undisturbed
 
 
 @pytest.mark.parametrize("kept", [0, 1])
@@ -160,18 +117,11 @@ def test_a_run_on_other_data_is_not_continued(call, tmp_path, fail):
     assert call("resume", "run")[0] == 0
 
 
-STATES = ("learner", "rows", "log_lengths", "seconds", "stage_seconds")
 CONTRADICTIONS = {
-    **{f"no {name}": lambda tensors, state, name=name: state.pop(name) for name in STATES},
-    **{f"text as {name}": lambda tensors, state, name=name: state.update({name: "x"}) for name in STATES},
+    "text as a length": lambda tensors, state: state.update(log_lengths="x"),
     "no stage": lambda tensors, state: state["learner"].pop("stage"),
     "other classes": lambda tensors, state: state["learner"].update(num_classes_stored=99),
-    "other outputs": lambda tensors, state: state["learner"].update(num_auxiliary=3),
-    "rows that do not exist": lambda tensors, state: tensors["memory.0"].add_(10**6),
-    "negative rows": lambda tensors, state: tensors["memory.0"].neg_(),
     "rows of another class": lambda tensors, state: tensors["memory.0"].copy_(tensors["memory.1"]),
-    "rows that are no integers": lambda tensors, state: tensors.update({"memory.0": torch.zeros(3)}),
-    "no rows": lambda tensors, state: tensors.pop("memory.1"),
     "no weights": lambda tensors, state: [tensors.pop(name) for name in list(tensors) if "conv" in name],
 }
 

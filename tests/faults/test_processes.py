@@ -1,56 +1,21 @@
-"""Several processes and threads at once, and what a process may use up."""
+"""What a process may use up, and what it leaves alone."""
 
 import os
-import signal
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
 
 import pytest
 
 from ccfa.data import split
 from ccfa.errors import ResourceError
-from ccfa.experiments import Experiment, Run
+from ccfa.experiments import Experiment
 from ccfa.experiments.experiment import Resolved
-from children import in_child, limit_memory, wait
+from children import in_child, limit_memory
 from commands import environment
-from digests import run_digest
-from dying import checkpoints, start, stoppable_run
+from dying import checkpoints
 from toy_runs import Silent, toy_run
 from toys import Shortened, tiny, toy_images
-
-
-def test_readers_never_see_half_a_file(place):
-    path = place / "run"
-    process = start(path)
-    while not (path / "config.json").exists():
-        time.sleep(0.005)
-    run, read = Run(path), 0
-    while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if (path / "status.json").exists():
-            assert run.status["state"] in ("running", "finished")
-        if (path / "report.json").exists():
-            assert run.report().overall
-        for stage in range(3):
-            if (path / "exemplars" / f"stage-{stage:03d}.json").exists():
-                run.read_exemplars(stage)
-                run.read_predictions(stage)
-        read += 1
-    assert wait(process) == 0
-    assert read
-
-
-def test_runs_in_threads_end_the_same_and_handlers_stay(place, undisturbed):
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    threads = [threading.Thread(target=stoppable_run, args=(place / name,)) for name in ("a", "b")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {run_digest(place / name) for name in "ab"} == {undisturbed}
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
 
 
 def test_a_batch_that_does_not_fit_is_named_with_its_size(place):
