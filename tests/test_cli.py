@@ -8,6 +8,7 @@ import struct
 import subprocess
 import termios
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -153,31 +154,20 @@ def test_a_stopped_run_says_so(tmp_path):
     assert Run(tmp_path / "run").status["state"] == "interrupted"
 
 
-def on_a_terminal(*arguments, cwd, columns=80, **changes):
-    """What the command writes to a terminal of that width."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = subprocess.Popen(
-        [*COMMAND, *arguments], cwd=cwd, env=environment(**changes), stdin=slave, stdout=slave, stderr=slave
-    )
-    os.close(slave)
-    written = b""
-    while True:
-        try:
-            chunk = os.read(master, 65536)
-        except OSError:  # how Linux says that the other end has closed
-            break
-        if not chunk:
-            break
-        written += chunk
-    os.close(master)
-    assert process.wait(timeout=30) == 0
-    return written.decode()
-
-
 def test_a_terminal_shows_a_live_line_and_gets_its_cursor_back(tmp_path):
     words = ("run", "finetune", "--scenario", "5,5", "--set", "epochs=4", "--out", "run")
-    written = on_a_terminal(*words, cwd=tmp_path, columns=60, NO_COLOR="1")
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    terminal = {"stdin": slave, "stdout": slave, "stderr": slave}
+    process = subprocess.Popen([*COMMAND, *words], cwd=tmp_path, env=environment(NO_COLOR="1"), **terminal)
+    os.close(slave)
+    content = b""
+    with suppress(OSError):  # how Linux says that the other end has closed
+        while chunk := os.read(master, 65536):
+            content += chunk
+    os.close(master)
+    assert process.wait(timeout=30) == 0
+    written = content.decode()
     assert re.search(r"stage \d/2 · main · epoch \d/4 · [\d,]+ images/s", written)
     assert re.search(r"accuracies \d+\.\d%", written)
     live = [line for line in re.split(r"\x1b\[\??\w+|[\r\n]", written) if "images/s" in line or "accuracies" in line]
@@ -223,14 +213,6 @@ def test_out_may_not_be_a_file_or_below_one(call, tmp_path):
     code, _, err = call(*PODNET, *SHORT, "--out", "file", "--reuse")
     assert code == 5
     assert contents(tmp_path) == {"file": b"mine"}
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_out_must_be_writable(call, tmp_path):
-    (tmp_path / "closed").mkdir(mode=0o500)
-    code, _, err = call(*PODNET, *SHORT, "--out", "closed/run")
-    assert code == 5
-    assert "Permission denied" in err
 
 
 def test_without_out_the_directory_is_named_after_the_experiment(call, tmp_path):
@@ -284,7 +266,7 @@ def test_settings_may_be_repeated_and_stand_anywhere(call, tmp_path):
 def test_every_value_of_an_axis_is_a_line(call, tmp_path):
     words = ["sweep", "replay", "--ccfa", "on", "--axis", "ccfa.count=1,2", "--axis", "scenario=6,4;5,5"]
     words += ["--set", "epochs=1", "--mix", "cutmix", "--memory-total", "20", "--batch-seed", "3"]
-    code, out, err = call(*words, "--seeds", "0", "--out", "out")
+    code, _, err = call(*words, "--seeds", "0", "--out", "out")
     assert (code, err) == (0, "")
     for scenario in ("B6-inc4", "B0-inc5"):
         lines = (tmp_path / "out" / "comparison" / scenario / "table.md").read_text().splitlines()
@@ -293,10 +275,6 @@ def test_every_value_of_an_axis_is_a_line(call, tmp_path):
     configs = [json.loads(path.read_text())["experiment"] for path in (tmp_path / "out").glob("*/config.json")]
     assert len(configs) == 4
     assert {(config["mix"], config["memory_total"], config["batch_seed"]) for config in configs} == {("cutmix", 20, 3)}
-    runs = [str(path.parent) for path in sorted((tmp_path / "out").glob("*6_4*/config.json"))]
-    code, out, _ = call("compare", *runs)
-    assert code == 0
-    assert all(f"ccfa.count={count}" in out for count in (1, 2))
 
 
 @pytest.mark.parametrize(

@@ -169,14 +169,6 @@ def test_the_page_has_every_cell(results):
     ]
 
 
-def test_misses_are_bold_and_forgetting_has_two_definitions(tmp_path):
-    store_result(result_report(replace(OURS, scenario="B50-inc1"), "podnet-0", 0.25), tmp_path)
-    page = reproduction(read_results(tmp_path))
-    assert "| **-35.69** |" in page
-    (row,) = [line for line in page.splitlines() if line.startswith("| Forgetting | 5 features |")]
-    assert "[25.00](results/cifar100-B50-inc1) (by Lee et al. 2019: 25.00) | +0.03" in row
-
-
 def test_the_command_of_a_cell_can_be_typed(results, call):
     (row,) = [
         line for line in reproduction(results).splitlines() if line.startswith("| PODNet + CCFA towards GT | m=5")
