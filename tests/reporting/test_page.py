@@ -169,7 +169,7 @@ def test_unfinished_and_resumed_runs_say_so(tmp_path, resolved):
     run.write_json("environment.json", {**run.environment, "resumed": [record] * 2})
     arrays = run.read_predictions(0)
     run.write_predictions(0, {name: values[arrays["labels"] != 1] for name, values in arrays.items()})
-    page = text(write_report(run, resolved))
+    page = text(write_report(run))
     assert "Interrupted: 1 of 3 stages, resumed 2 times" in page
     assert "-" in headline(page)  # forgetting of one stage
     assert module.class_table(Contents(run))[1][1][2:6] == ["0", "-", "-", "-"]  # a class without test images
