@@ -41,7 +41,6 @@ def test_no_method_and_not_the_learner_name_ccfa():
     ("module", "unwanted"),
     [
         ("ccfa", ["torch", "numpy", "sklearn", "PIL", "rich"]),
-        ("ccfa.cli", ["torch", "numpy", "sklearn", "PIL"]),
         ("ccfa.evaluation", ["torch", "sklearn", "PIL", "rich"]),
         ("ccfa.learning", ["sklearn", "PIL", "rich", "tyro"]),
     ],
@@ -50,6 +49,17 @@ def test_importing_is_cheap(module, unwanted):
     program = f"import sys, {module}; print(*sorted(set({unwanted}) & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.split() == []
+
+
+def test_help_needs_nothing_large():
+    program = (
+        "import sys; from ccfa import cli; sys.argv[1:] = ['--help']\n"
+        "try: cli.main()\n"
+        "finally: print(*{'torch', 'numpy', 'sklearn', 'PIL'} & set(sys.modules), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "doctor" in result.stdout
+    assert result.stderr.split() == []
 
 
 def test_public_names_exist():

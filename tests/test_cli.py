@@ -3,25 +3,23 @@ import json
 import os
 import pty
 import re
-import resource
 import signal
 import struct
 import subprocess
 import termios
 import time
+from contextlib import suppress
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import ccfa
 from ccfa import cli
 from ccfa.experiments import Run
 from ccfa.experiments.experiment import schema
 from ccfa.methods import METHODS
-from ccfa.settings import Axes
 from commands import ASCII, COMMAND, command, contents, environment
+from zoo import good_files, write_class
 
 SHORT = ("--set", "epochs=1", "balanced_epochs=1")
 PODNET = ("run", "podnet", "--scenario", "5,5")
@@ -34,40 +32,34 @@ def finished(tmp_path_factory):
     return folder / "run", command(*PODNET, *SHORT, "--ccfa", "--out", "run", cwd=folder)
 
 
-def test_a_run_ends_with_code_0_and_says_where_its_directory_is(finished):
+def test_a_run_prints_plain_lines_and_where_its_directory_is(finished):
     path, result = finished
     assert (result.returncode, result.stderr) == (0, b"")
-    assert result.stdout.decode().startswith("podnet + CCFA · digits · 10 classes in 2 stages (5 + 5) on ")
-    assert result.stdout.decode().endswith("Run directory: run\nReport: run/report.html\n")
-    assert Run(path).report().finished
-
-
-def test_piped_output_has_no_escape_codes(finished):
-    _, result = finished
     assert not set(b"\x1b\r") & set(result.stdout)
     lines = result.stdout.decode().splitlines()
+    assert lines[0].startswith("podnet + CCFA · digits · 10 classes in 2 stages (5 + 5) on ")
     phases = {tuple(line.split(" · ")[:2]) for line in lines if " · epoch 1/1 · " in line}  # a slow one has more lines
     assert phases == {("stage 1/2", "main"), ("stage 2/2", "main"), ("stage 2/2", "balanced")}
     assert [line[:9] for line in lines if " classes  accuracy " in line] == ["stage 1/2", "stage 2/2"]
+    assert lines[-2:] == ["Run directory: run", "Report: run/report.html"]
+    assert Run(path).report().finished
 
 
 USAGE = [  # what the experiment itself refuses is in test_experiment.py
     (["run", "pdnet"], "Did you mean 'podnet'"),
     (["run", "podnet", "--set", "epochs"], "NAME=VALUE"),
-    (["run", "podnet", "--set", "epochs=1", "epochs=2"], "epochs is given twice"),
+    (["run", "podnet", "--set", "epochs=1", "--set", "epochs=2"], "epochs is given twice"),
     (["run", "podnet", "--set", "epochs=x", "lr=-1"], "a whole number.*\n.*at least 0"),
     (["run", "podnet", "--mix", "cutmx"], "cutmix"),
-    (["run", "podnet", "--memory", "500"], "--memory 130 or less"),
-    (["run", "podnet", "--device", "gpu"], "Known: auto, cpu, cuda"),
+    (["run", "podnet", "--device", "gpu"], "auto, cpu, cuda"),
     (["run", "podnet", "--memry", "3"], "(?s)Perhaps you meant.*--memory"),
     (["run", "podnet", "--memory", "many"], "many"),
     (["run", "podnet", "--plugin", "none.py"], "none.py"),
     (["run"], "(?i)required"),
-    (["runn"], "Available subcommands: run,"),
-    ([], "Missing subcommand"),
+    (["runn"], "run, "),
+    ([], "subcommand"),
     (["list", "method"], "'methods'"),
     (["compare"], "at least one run directory"),
-    (["sweep", "podnet", "--axis", "memory"], "NAME=VALUE"),
     (["sweep", "podnet", "--axis", "memory=1,,2"], "empty value"),
     (["sweep", "podnet", "--axis", "memory=1", "--axis", "memory=2"], "memory is given twice"),
     (["sweep", "podnet", "--axis", "memry=1"], "Did you mean 'memory'"),
@@ -96,13 +88,26 @@ def test_missing_data_is_code_3(call, tmp_path):
 
 def test_what_is_no_run_is_code_4(call, tmp_path, finished):
     (tmp_path / "other").mkdir()
-    for name in ("other", "nothing"):
-        code, _, err = call("compare", name)
+    for words in (["other"], ["nothing"], [finished[0], "nothing"]):
+        code, _, err = call("compare", *words)
         assert code == 4
-        assert name in err
-    code, _, err = call("compare", finished[0], "nothing")
-    assert code == 4, "a name that is not there is a mistake, a folder that a glob has caught is not"
-    assert "nothing does not exist" in err
+        assert words[-1] in err
+    assert call("compare", finished[0], "other", "--out", "page")[0] == 0, "a glob may catch other folders"
+
+
+def test_a_finished_run_is_reused_or_refused_and_never_touched(call, finished):
+    path, result = finished
+    before = contents(path)
+    same = (*PODNET, *SHORT, "--ccfa", "--out", path)
+    code, out, _ = call(*same, "--reuse")
+    assert code == 0
+    metrics = [line for line in result.stdout.decode().splitlines() if line.startswith("│")]
+    assert [line for line in out.splitlines() if line.startswith("│")] == metrics
+    for words, named in [(same, "exists already"), ((*PODNET, "--out", path, "--reuse"), "another experiment")]:
+        code, _, err = call(*words)
+        assert code == 2
+        assert named in err
+    assert contents(path) == before
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -113,56 +118,17 @@ def test_a_gpu_that_is_not_there_is_code_5(call, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_run_is_left_untouched(call, finished):
-    path, _ = finished
-    before = contents(path)
-    code, _, err = call(*PODNET, *SHORT, "--ccfa", "--out", path)
-    assert code == 2
-    assert "exists already" in err
-    assert contents(path) == before
-
-
-def test_a_finished_run_is_reused_without_touching_it(call, finished):
-    path, result = finished
-    before = contents(path)
-    code, out, _ = call(*PODNET, *SHORT, "--ccfa", "--out", path, "--reuse")
-    assert code == 0
-    assert "holds this experiment already" in out
-    metrics = [line for line in result.stdout.decode().splitlines() if line.startswith("│")]
-    assert [line for line in out.splitlines() if line.startswith("│")] == metrics
-    assert contents(path) == before
-
-
-def test_a_run_of_another_experiment_is_not_reused(call, finished):
-    path, _ = finished
-    code, _, err = call(*PODNET, *SHORT, "--out", path, "--reuse")
-    assert code == 2
-    assert "another experiment" in err
-
-
 def test_a_diverging_run_is_code_6_keeps_what_it_has_and_is_not_reused(call, tmp_path):
     arguments = [*PODNET, "--set", "epochs=1", "balanced_epochs=3", "balanced_lr=1e30", "--out", "run"]
     code, _, err = call(*arguments)
     assert code == 6
     assert "stage 2, phase balanced, epoch " in err
     assert "Traceback" not in err
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert status["state"] == "failed"
-    assert (tmp_path / "run" / "predictions" / "stage-000.safetensors").exists()
-    kept = {path.name for path in (tmp_path / "run").iterdir()}
+    assert Run(tmp_path / "run").status["state"] == "failed"
     code, out, _ = call("compare", "run")
     assert code == 0
     assert "run is unfinished (1 of 2 stages" in out
-    code, _, _ = call(*arguments, "--reuse")  # continued from stage 1; and it diverges again
-    assert code == 6
-    assert {path.name for path in (tmp_path / "run").iterdir()} == kept
-
-
-def test_a_rate_that_diverges_at_once_names_the_first_epoch(call, tmp_path):
-    code, _, err = call("run", "finetune", "--set", "lr=1e30", "--out", "run")
-    assert code == 6
-    assert "stage 1, phase main, epoch" in err
-    assert Run(tmp_path / "run").read_json("status.json")["state"] == "failed"
+    assert call(*arguments, "--reuse")[0] == 6, "continued, and it diverges again"
 
 
 def test_a_stopped_run_says_so(tmp_path):
@@ -185,36 +151,23 @@ def test_a_stopped_run_says_so(tmp_path):
     assert process.returncode == 130
     place = rb"Stopped at stage 1, phase main, epoch \d+ of \d+; saved\. Continue with: ccfa resume run\n"
     assert re.fullmatch(place, err)
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "interrupted"
-    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
-        json.loads(line)
-
-
-def on_a_terminal(*arguments, cwd, columns=80, **changes):
-    """What the command writes to a terminal of that width."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = subprocess.Popen(
-        [*COMMAND, *arguments], cwd=cwd, env=environment(**changes), stdin=slave, stdout=slave, stderr=slave
-    )
-    os.close(slave)
-    written = b""
-    while True:
-        try:
-            chunk = os.read(master, 65536)
-        except OSError:  # how Linux says that the other end has closed
-            break
-        if not chunk:
-            break
-        written += chunk
-    os.close(master)
-    assert process.wait(timeout=30) == 0
-    return written.decode()
+    assert Run(tmp_path / "run").status["state"] == "interrupted"
 
 
 def test_a_terminal_shows_a_live_line_and_gets_its_cursor_back(tmp_path):
     words = ("run", "finetune", "--scenario", "5,5", "--set", "epochs=4", "--out", "run")
-    written = on_a_terminal(*words, cwd=tmp_path, columns=60, NO_COLOR="1")
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    terminal = {"stdin": slave, "stdout": slave, "stderr": slave}
+    process = subprocess.Popen([*COMMAND, *words], cwd=tmp_path, env=environment(NO_COLOR="1"), **terminal)
+    os.close(slave)
+    content = b""
+    with suppress(OSError):  # how Linux says that the other end has closed
+        while chunk := os.read(master, 65536):
+            content += chunk
+    os.close(master)
+    assert process.wait(timeout=30) == 0
+    written = content.decode()
     assert re.search(r"stage \d/2 · main · epoch \d/4 · [\d,]+ images/s", written)
     assert re.search(r"accuracies \d+\.\d%", written)
     live = [line for line in re.split(r"\x1b\[\??\w+|[\r\n]", written) if "images/s" in line or "accuracies" in line]
@@ -262,14 +215,6 @@ def test_out_may_not_be_a_file_or_below_one(call, tmp_path):
     assert contents(tmp_path) == {"file": b"mine"}
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_out_must_be_writable(call, tmp_path):
-    (tmp_path / "closed").mkdir(mode=0o500)
-    code, _, err = call(*PODNET, *SHORT, "--out", "closed/run")
-    assert code == 5
-    assert "Permission denied" in err
-
-
 def test_without_out_the_directory_is_named_after_the_experiment(call, tmp_path):
     code, out, _ = call(*PODNET, *SHORT, "--seed", 3)
     assert code == 0
@@ -278,74 +223,24 @@ def test_without_out_the_directory_is_named_after_the_experiment(call, tmp_path)
     assert out.endswith(f"Run directory: runs/{name}\nReport: runs/{name}/report.html\n")
 
 
-def photos(folder):
-    """Four classes, and in each one image of every kind that needs care."""
-    random = np.random.default_rng(0)
-    for label in ("ant", "bee", "côté", "<b>fly"):
-        (folder / label).mkdir(parents=True)
-        rgb = random.integers(0, 256, (18, 12, 3), dtype=np.uint8)
-        image = Image.fromarray(rgb)
-        rotated = Image.Exif()
-        rotated[0x0112] = 6
-        image.save(folder / label / "plain.png")
-        image.save(folder / label / "rotated.png", exif=rotated)
-        image.convert("L").save(folder / label / "grey.png")
-        image.convert("P").save(folder / label / "palette.png")
-        Image.fromarray(np.dstack([rgb, rgb[..., 0]]), "RGBA").save(folder / label / "alpha.png")
-        Image.fromarray(rgb[..., 0].astype(np.uint16) * 257).save(folder / label / "sixteen.png")
-    return folder
-
-
-FOLDER = ("--scenario", "2,2", "--memory", "2", "--image-size", "16", *SHORT, "backbone=small")
-
-
 def test_a_folder_of_photos_is_learned_end_to_end(call, tmp_path):
-    folder = photos(tmp_path / "photos")
-    before = contents(folder)
-    code, out, _ = call("run", "podnet", "--ccfa", "--data", folder, "--out", "run", *FOLDER)
+    photos, names = tmp_path / "photos", ["<b>fly", "ant", "bee", "côté"]
+    for name in names:
+        write_class(photos / name, {file: content for file, (content, *_) in good_files().items()})
+    before = contents(photos)
+    words = ("--scenario", "2,2", "--memory", "2", "--image-size", "16", *SHORT, "backbone=small")
+    code, out, _ = call("run", "podnet", "--ccfa", "--data", photos, "--out", "run", *words)
     assert code == 0
     assert "4 classes in 2 stages (2 + 2)" in out
     config = Run(tmp_path / "run").read_json("config.json")["resolved"]
-    assert config["class_names"] == ["<b>fly", "ant", "bee", "côté"]
-    assert config["num_training_images"] + config["num_test_images"] == 24
-    assert contents(folder) == before
-
-
-def test_a_broken_image_is_named_before_training(call, tmp_path):
-    broken = photos(tmp_path / "photos") / "bee" / "grey.png"
-    broken.write_bytes(broken.read_bytes()[:60])
-    code, _, err = call("run", "podnet", "--data", tmp_path / "photos", "--out", "run", *FOLDER)
+    assert config["class_names"] == names
+    assert config["num_training_images"] + config["num_test_images"] == len(before)
+    assert contents(photos) == before
+    (photos / "bee" / "grey.png").write_bytes(before["bee/grey.png"][:60])
+    code, _, err = call("run", "podnet", "--data", photos, "--out", "again", *words)
     assert code == 3
-    assert str(broken) in err
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_is_compared_with_itself_once(call, finished):
-    path, _ = finished
-    code, out, err = call("compare", path, path, "--out", "page")
-    assert (code, err) == (0, "")
-    average = Run(path).report().metrics["average_incremental_accuracy"]
-    assert f"{100 * average:.2f}" in out
-    assert "average: mean over all stages" in out
-    assert "Comparison: page/index.html" in out
-
-
-def test_the_doctor_says_what_there_is(call):
-    code, out, _ = call("doctor")
-    assert code == 0
-    assert all(word in out for word in ("torch", "GPU", "digits", "cifar100", "disk"))
-
-
-def test_help_answers_at_once(tmp_path):
-    def processor_seconds():
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return used.ru_utime + used.ru_stime
-
-    before = processor_seconds()  # a busy machine makes the clock slower, not this
-    result = command("--help", cwd=tmp_path)
-    assert processor_seconds() - before < 0.5
-    assert result.returncode == 0
-    assert all(verb in result.stdout.decode() for verb in ("run", "compare", "list", "doctor"))
+    assert str(photos / "bee" / "grey.png") in err
+    assert not (tmp_path / "again").exists()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -361,48 +256,17 @@ def test_the_version_is_told(call):
     assert call("--version")[:2] == (0, f"ccfa {ccfa.__version__}\n")
 
 
-@pytest.mark.parametrize(
-    ("typed", "understood"),
-    [
-        ("run podnet --set a=1 b=2", "run podnet --set a=1 b=2"),
-        ("run podnet --set a=1 --seed 3 --set b=2", "run podnet --seed 3 --set a=1 b=2"),
-        ("run --set a=1 podnet", "run podnet --set a=1"),
-        ("run podnet --set a", "run podnet --set a"),
-        ("run podnet --set", "run podnet --set"),
-        ("list methods", "list methods"),
-        ("sweep --axis a=1,2 podnet --set b=1 --axis c=3;4 d=5", "sweep podnet --axis a=1,2 c=3;4 d=5 --set b=1"),
-    ],
-)
-def test_set_and_axis_may_be_repeated_and_stand_anywhere(typed, understood):
-    assert cli._gathered(typed.split()) == understood.split()
-
-
-def test_repeated_settings_all_count(call, tmp_path):
+def test_settings_may_be_repeated_and_stand_anywhere(call, tmp_path):
     words = ["run", "--set", "epochs=0", "finetune", "--set", "batch_size=8", "--scenario", "10", "--out", "run"]
     assert call(*words)[0] == 0
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["experiment"]["options"] == {"epochs": "0", "batch_size": "8"}
 
 
-@pytest.mark.parametrize(
-    ("typed", "values"),
-    [
-        ("memory=1,5,10", ("1", "5", "10")),
-        ("memory=1", ("1",)),
-        ("scenario=5,5;6,4", ("5,5", "6,4")),
-        ("scenario=5,5;", ("5,5",)),
-        ("ccfa.target=random", ("random",)),
-    ],
-)
-def test_the_values_of_an_axis_are_separated(typed, values):
-    parse = Axes.__metadata__[0].instance_from_str
-    assert parse([typed]) == {typed.partition("=")[0]: values}
-
-
 def test_every_value_of_an_axis_is_a_line(call, tmp_path):
     words = ["sweep", "replay", "--ccfa", "on", "--axis", "ccfa.count=1,2", "--axis", "scenario=6,4;5,5"]
     words += ["--set", "epochs=1", "--mix", "cutmix", "--memory-total", "20", "--batch-seed", "3"]
-    code, out, err = call(*words, "--seeds", "0", "--out", "out")
+    code, _, err = call(*words, "--seeds", "0", "--out", "out")
     assert (code, err) == (0, "")
     for scenario in ("B6-inc4", "B0-inc5"):
         lines = (tmp_path / "out" / "comparison" / scenario / "table.md").read_text().splitlines()
@@ -411,10 +275,6 @@ def test_every_value_of_an_axis_is_a_line(call, tmp_path):
     configs = [json.loads(path.read_text())["experiment"] for path in (tmp_path / "out").glob("*/config.json")]
     assert len(configs) == 4
     assert {(config["mix"], config["memory_total"], config["batch_seed"]) for config in configs} == {("cutmix", 20, 3)}
-    runs = [str(path.parent) for path in sorted((tmp_path / "out").glob("*6_4*/config.json"))]
-    code, out, _ = call("compare", *runs)
-    assert code == 0
-    assert all(f"ccfa.count={count}" in out for count in (1, 2))
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,8 @@ def test_folder_is_read(folder, monkeypatch):
     assert_tiny(*load(folder))
     monkeypatch.setenv("CCFA_DATA", str(folder.parent))
     assert_tiny(*load(None))
+    (folder / "train.bin").write_bytes(TRAIN[::-1].tobytes())
+    assert load(None)[0].labels.tolist() == TRAIN[::-1, 1].tolist(), "records may be in any order"
 
 
 def test_archive_is_read_in_place(archive, tmp_path):
@@ -80,11 +82,6 @@ def test_archive_is_read_in_place(archive, tmp_path):
     assert find_cifar100(tmp_path) == tmp_path / ARCHIVE
     assert_tiny(*load(tmp_path))
     assert os.listdir(tmp_path) == [ARCHIVE]
-
-
-def test_records_may_be_in_any_order(folder):
-    (folder / "train.bin").write_bytes(TRAIN[::-1].tobytes())
-    assert load(folder)[0].labels.tolist() == TRAIN[::-1, 1].tolist()
 
 
 def flipped(content, position):
@@ -95,9 +92,7 @@ def flipped(content, position):
     ("name", "content"),
     [
         ("train.bin", FILES["train.bin"][:-1]),
-        ("train.bin", FILES["train.bin"] + b"x"),
         ("train.bin", flipped(FILES["train.bin"], 1)),
-        ("test.bin", b""),
         ("test.bin", flipped(FILES["test.bin"], 5000)),
         ("fine_label_names.txt", b"bear\napple\ncan\n"),
         ("test.bin", None),

@@ -11,18 +11,10 @@ from ccfa.errors import ResourceError
 
 
 def test_every_digit_is_in_one_part():
-    source = load_digits()
-    expected = sorted(
-        (int(label), tuple(int(value * 255 / 16 + 0.5) for value in image.flatten()))
-        for image, label in zip(source.images, source.target, strict=True)
-    )
-    train, test = load_digits_images()
-    found = sorted(
-        (label, tuple(image.flatten().tolist()))
-        for part in (train, test)
-        for image, label in zip(part.images, part.labels.tolist(), strict=True)
-    )
-    assert found == expected
+    source, (train, test) = load_digits(), load_digits_images()
+    expected = np.column_stack([source.target, np.rint(source.data * 255 / 16)])
+    found = torch.cat([torch.column_stack([part.labels, part.images.flatten(1)]) for part in (train, test)])
+    assert sorted(found.tolist()) == sorted(expected.tolist())
     assert test.labels.bincount().tolist() == [44, 46, 44, 46, 45, 46, 45, 45, 44, 45]
 
 

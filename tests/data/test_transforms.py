@@ -5,17 +5,12 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from ccfa.data import CIFAR100_PODNET, FOLDER, Transforms, transforms
+from ccfa.data import CIFAR100_PODNET, FOLDER, Transforms
 from ccfa.errors import UsageError
 
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
-
-
-def only(**options):
-    """One transform alone, of grey images."""
-    return Transforms((0.0,), (1.0,), **options)
 
 
 @pytest.fixture
@@ -36,32 +31,14 @@ def test_training_images_are_pillows(images):
         np.testing.assert_allclose(found.permute(1, 2, 0).numpy(), expected, atol=1e-6)
 
 
-def test_brightness_of_every_value_is_pillows():
-    every = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).expand(100, 1, 16, 16)
-    factors = torch.cat([torch.tensor([0.0, 1.0, 2.0]), 2 * torch.rand(97, generator=seeded())])
-    for image, factor, found in zip(every, factors, transforms.brighten(every, factors), strict=True):
-        expected = ImageEnhance.Brightness(Image.fromarray(image[0].numpy())).enhance(float(factor))
-        np.testing.assert_array_equal(found[0].numpy(), np.asarray(expected))
-
-
-def test_crops_draw_every_offset_equally():
-    marked = torch.zeros(9000, 1, 3, 3, dtype=torch.uint8)
-    marked[:, :, 1, 1] = 255
-    counts = torch.bincount(only(padding=1).train(marked, seeded()).flatten(1).argmax(1), minlength=9)
+def test_draws_are_uniform():
+    offsets, flips, factors = Transforms((0.5,), (0.5,), padding=1, flip=True, brightness=0.2).draw(9000, seeded())
+    counts = torch.bincount(3 * offsets[:, 0] + offsets[:, 1], minlength=9)
     assert torch.all((counts - 1000).abs() < 150)  # five standard deviations
-
-
-def test_half_of_the_images_are_flipped():
-    wide = torch.tensor([0, 255], dtype=torch.uint8).expand(4000, 1, 1, 2)
-    assert 1840 < (only(flip=True).train(wide, seeded())[:, 0, 0, 0] == 1).sum() < 2160
-
-
-def test_brightness_fills_its_range():
-    grey = torch.full((4000, 1, 1, 1), 200, dtype=torch.uint8)
-    values = 255 * only(brightness=0.2).train(grey, seeded()).flatten()
-    assert 160 <= values.min() < 162
-    assert 237 < values.max() <= 240
-    assert abs(values.mean() - 199.5) < 2
+    assert abs(flips.sum() - 4500) < 240
+    assert 0.8 <= factors.min() < 0.801
+    assert 1.199 < factors.max() <= 1.2
+    assert abs(factors.mean() - 1) < 0.006
 
 
 def test_test_images_are_normalised_only(images):
@@ -79,7 +56,6 @@ def test_test_images_are_normalised_only(images):
     "options",
     [
         {"mean": (0.5,)},
-        {"mean": (), "std": ()},
         {"std": (0.5, 0.0, 0.5)},
         {"mean": (0.5, float("nan"), 0.5)},
         {"padding": -1},

@@ -12,8 +12,6 @@ from ccfa.errors import DataError
 from ccfa.evaluation import features as module
 from ccfa.evaluation.features import Estimator, linear_cka, tsne
 
-both = pytest.mark.parametrize("estimator", ["biased", "unbiased"])
-
 
 def features(num: int, *shape: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(3.0, 2.0, (num, *shape)))
@@ -32,7 +30,7 @@ def unbiased_hsic(first: NDArray[np.float64], second: NDArray[np.float64]) -> fl
     return float(np.mean(first[a, b] * (second[a, b] + second[c, d] - 2 * second[a, c])))
 
 
-@both
+@pytest.mark.parametrize("estimator", ["biased", "unbiased"])
 def test_is_the_ratio_of_hsics(estimator: Estimator) -> None:
     x, y = features(9, 3, 2, 2), features(9, 7, seed=1)
     y[:, :2] += x[:, 0, 0]
@@ -40,33 +38,6 @@ def test_is_the_ratio_of_hsics(estimator: Estimator) -> None:
     hsic = biased_hsic if estimator == "biased" else unbiased_hsic
     expected = hsic(first, second) / math.sqrt(hsic(first, first) * hsic(second, second))
     assert linear_cka(x, y, estimator) == pytest.approx(expected, rel=1e-9)
-
-
-def test_is_the_ratio_of_norms_of_products_of_features() -> None:
-    """||Y'X||^2 / (||X'X|| ||Y'Y||) on centred features, the other form in the literature."""
-    x, y = features(30, 5), features(30, 4, seed=1)
-    x, y = x - x.mean(dim=0), y - y.mean(dim=0)
-    expected = (y.T @ x).norm() ** 2 / ((x.T @ x).norm() * (y.T @ y).norm())
-    assert linear_cka(x, y) == pytest.approx(float(expected), rel=1e-12)
-
-
-@both
-def test_rotation_scale_and_shift_change_nothing(estimator: Estimator) -> None:
-    x, y = features(25, 6), features(25, 5, seed=1)
-    rotation, _ = torch.linalg.qr(features(6, 6, seed=2))
-    value = linear_cka(x, y, estimator)
-    for other in (linear_cka(x @ rotation, y, estimator), linear_cka(3 * x + 100, y - 7, estimator)):
-        assert other == pytest.approx(value, rel=1e-8)
-    assert linear_cka(y, x, estimator) == pytest.approx(value, rel=1e-12)
-    assert linear_cka(x, x, estimator) == pytest.approx(1.0, abs=1e-12)
-    assert linear_cka(x * torch.tensor([20.0, 1, 1, 1, 1, 1]), x, estimator) < 0.9, "not to every linear map"
-
-
-def test_only_unbiased_is_zero_for_independent_maps() -> None:
-    """Many more features than images, where the biased value is far from 0."""
-    pairs = [(features(60, 16, 4, 4, seed=seed), features(60, 16, 4, 4, seed=seed + 100)) for seed in range(20)]
-    assert np.mean([linear_cka(*pair) for pair in pairs]) > 0.7
-    assert abs(np.mean([linear_cka(*pair, "unbiased") for pair in pairs])) < 0.01
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

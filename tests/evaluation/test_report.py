@@ -6,7 +6,6 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from ccfa.errors import ModelError
 from ccfa.evaluation import Numbers, Report, rule_name
 
-STORED = sorted((Path(__file__).parents[2] / "results").rglob("*.json"))
 NUMBERS = Numbers(
     overall=[0.1 + 0.2, 2 / 3, 0.5],
     metrics={"average_incremental_accuracy": 0.1 + 0.2, "last_accuracy": 1e-17},
@@ -53,19 +51,6 @@ def test_undefined_metrics_are_null():
     assert math.isnan(Report.from_json(text).metrics["forgetting_lee2019"])
 
 
-def test_numbers_follow_from_predictions():
-    labels = [np.array([0, 1]), np.array([0, 1, 2])]
-    numbers = Numbers.of([np.array([0, 0]), np.array([0, 1, 2])], labels, [2, 3])
-    assert (numbers.overall, numbers.accuracy_matrix) == ([0.5, 1.0], [[0.5, None], [1.0, 1.0]])
-    assert numbers.metrics["average_incremental_accuracy"] == 0.75
-
-
-def test_own_rule_comes_first():
-    report = dataclasses.replace(REPORT, own="nearest_mean")
-    assert (REPORT.overall, REPORT.metrics, REPORT.accuracy_matrix) == dataclasses.astuple(NUMBERS)
-    assert (report.overall, report.metrics) == ([0.7], {"last_accuracy": 0.7})
-
-
 def test_rules_have_the_names_of_functions():
     def by_my_own(learner, images):
         return images
@@ -78,11 +63,13 @@ def test_unknown_fields_are_ignored():
     assert Report.from_json(altered(format=3, colour="blue")) == dataclasses.replace(REPORT, format=3)
 
 
-@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
-def test_stored_reports_are_read(path):
-    report = Report.from_json(path.read_text())
-    assert Report.from_json(report.to_json()) == report
-    assert report.finished
+def test_stored_reports_are_read():
+    stored = sorted((Path(__file__).parents[2] / "results").rglob("*.json"))
+    assert stored
+    for path in stored:
+        report = Report.from_json(path.read_text())
+        assert Report.from_json(report.to_json()) == report, path
+        assert report.finished, path
 
 
 @pytest.mark.parametrize(
@@ -90,14 +77,10 @@ def test_stored_reports_are_read(path):
     [
         ("", "report"),
         (REPORT.to_json()[:-20], "report"),
-        ("[1, 2]", "report"),
         ('{"seconds": NaN}', "NaN"),
         ('{"name": "a", "own": "logits"}', "'config'"),
         (altered(seconds=10**400), "report"),
-        (altered(num_seen=5), "report"),
         (altered(own="magic"), "'magic'"),
-        (altered(rules=[]), "report"),
-        (altered(rules={"logits": {"overall": None, "metrics": {}}}), "report"),
         (altered(rules={"logits": {"overall": [], "metrics": {"last_accuracy": "high"}}}), "high"),
         (altered(rules={"logits": {"overall": []}}), "'metrics'"),
     ],

@@ -9,16 +9,10 @@ from hypothesis import strategies as st
 
 from ccfa.reporting.charts import Curve, heat_map, line_figure, ticks
 
-HOSTILE = "<b>&\"'</b>"
-
 
 def drawn(chart):
     """The chart as a tree: it must be well-formed."""
     return ElementTree.fromstring(re.search(r"<svg.*</svg>", chart, re.DOTALL).group())
-
-
-def line_chart(x, *curves, **form):
-    return drawn(line_figure("title", "meaning", "stage", x, curves, **form).chart)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.integers(2, 8))
@@ -33,11 +27,14 @@ def test_ticks_are_even_and_cover(values, at_most):
 
 
 def test_line_passes_through_points_and_breaks():
-    chart = line_chart([0, 5, 10, 15, 20], Curve("a", [0.0, 50.0, 100.0, math.nan, 100.0]))
-    (line,) = chart.findall("polyline")
-    x, y = zip(*(map(float, point.split(",")) for point in line.get("points").split()), strict=True)
-    assert x[1] - x[0] == pytest.approx(x[2] - x[1])
-    assert y[0] - y[1] == pytest.approx(y[1] - y[2])
+    curve = Curve("a", [0.0, 50.0, 100.0, math.nan, 100.0], low=[0.0, 40.0], high=[10.0, 60.0])
+    chart = drawn(line_figure("t", "m", "stage", [0, 5, 10, 15, 20], [curve]).chart)
+    line, band = (
+        np.array([point.split(",") for point in chart.find(kind).get("points").split()], float)
+        for kind in ("polyline", "polygon")
+    )
+    np.testing.assert_allclose(line[1] - line[0], line[2] - line[1], atol=0.11)
+    assert band[3, 1] - band[0, 1] == pytest.approx((band[2, 1] - band[1, 1]) / 2, abs=0.21)
     assert len(chart.findall("circle")) == 4
 
 
@@ -50,30 +47,8 @@ def test_hover_and_table_have_every_value():
     assert [dot.get("class") for dot in drawn(figure.chart).findall("circle")] == ["dot c0"] * 2 + ["dot c6 dashed"]
 
 
-def test_band_spans_low_to_high():
-    chart = line_chart([0, 1], Curve("a", [5.0, 5.0], low=[0.0, 4.0], high=[10.0, 6.0]))
-    heights = [float(point.split(",")[1]) for point in chart.find("polygon").get("points").split()]
-    assert heights[3] - heights[0] == pytest.approx(5 * (heights[2] - heights[1]), abs=0.3)
-
-
-@pytest.mark.parametrize(
-    "chart",
-    [
-        line_figure(HOSTILE, "", HOSTILE, [1], [Curve(HOSTILE, [1.0]), Curve("b", [2.0])], HOSTILE).chart,
-        heat_map(np.ones((1, 1)), [HOSTILE], HOSTILE, HOSTILE, HOSTILE),
-    ],
-)
-def test_names_are_escaped(chart):
-    assert "<b>" not in chart
-    assert HOSTILE in drawn(chart).get("aria-label")
-
-
 def test_nothing_to_draw_gives_no_chart():
-    assert (
-        line_figure("t", "m", "x", [], []).chart
-        == line_figure("t", "m", "x", [1], [Curve("a", [math.nan])]).chart
-        == ""
-    )
+    assert line_figure("t", "m", "x", [1], [Curve("a", [math.nan])]).chart == ""
     assert heat_map(np.empty((0, 0)), [], "l", "r", "c") == ""
 
 
@@ -93,4 +68,5 @@ def test_heat_map_paints_each_cell():
 
 @pytest.mark.parametrize("value", [1e38, -1e38, math.inf, 1e-38])
 def test_extreme_losses_are_no_error(value):
-    assert line_chart([0, 1, 2], Curve("a", [1.0, value, value]), from_zero=True)
+    figure = line_figure("t", "m", "epoch", [0, 1, 2], [Curve("a", [1.0, value, value])], from_zero=True)
+    assert drawn(figure.chart)

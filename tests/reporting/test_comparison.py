@@ -6,7 +6,6 @@ import io
 import math
 import os
 import re
-from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import parse_scenario
-from ccfa.errors import ModelError, ResourceError, UsageError
+from ccfa.errors import ModelError, UsageError
 from ccfa.experiments.experiment import describe, experiment_method, schema
 from ccfa.methods import METHODS
 from ccfa.reporting.comparison import (
@@ -30,15 +29,15 @@ from ccfa.reporting.comparison import (
     scenario_name,
     summary_table,
     without_ccfa,
-    write_comparison,
 )
 from ccfa.reporting.tables import Table, Value, to_csv, to_latex, to_markdown
 from ccfa.reporting.terminal import Output
 from ccfa.settings import Experiment
+from commands import contents
 from comparisons import ALONE, PLUGGED, entry, podnets, store
 
-CIFAR = {"data": "cifar100", "sizes": (50, 10, 10, 10, 10, 10)}
 FILES = {"index.html", "table.csv", "table.md", "table.tex", "runs.csv"}
+NUMBER = r"[+-]?\d+(?:\.\d+)?"
 HOSTILE = r"""<script>alert(1)</script> | & % $ # _ { } ~ ^ \ " ` * [x](y)"""
 
 
@@ -58,7 +57,6 @@ def test_runs_average_over_orders_and_seeds():
     assert str(lines["podnet + CCFA"].value(AVERAGE)) == text(PLUGGED.values())
     values, curve = 100 * np.array([*ALONE.values()]), lines["podnet"].curve
     assert [value.mean for value in curve] == pytest.approx([values.mean() + 10, values.mean(), values.mean() - 10])
-    assert [value.spread for value in curve] == pytest.approx([values.std(ddof=1)] * 3)
     runs = [entry("a", 0.5), entry("b", 0.7, order=list(range(10))[::-1]), entry("c", 0.6, seed=1, batch_seed=5)]
     (line,) = compare_entries(runs).lines
     assert str(line.value(AVERAGE)) == text([0.5, 0.7, 0.6])
@@ -68,25 +66,16 @@ def test_gain_is_of_pairs():
     plugged = named(compare_entries(podnets()))["podnet + CCFA"]
     differences = [PLUGGED[seed] - ALONE[seed] for seed in ALONE]
     assert (str(plugged.gain), len(plugged.gains)) == (text(differences, "+"), 3)
-
-
-def test_runs_without_a_partner_are_named():
     comparison = compare_entries([run for run in podnets() if run.path.name not in ("c0", "p1")])
     assert named(comparison)["podnet + CCFA"].gains == pytest.approx([100 * (PLUGGED[2] - ALONE[2])])
     (note,) = comparison.notes
-    assert "runs/p0, runs/c1" in note
+    assert "runs/p0, runs/c1" in note, "runs without a partner are named"
 
 
-@pytest.mark.parametrize(
-    "runs",
-    [
-        [entry("a", 0.5, ccfa=True)],
-        [entry("a", 0.5), entry("b", 0.6, ccfa=True, batch_seed=7)],
-        [entry("a", 0.5, options={"epochs": "5"}), entry("b", 0.5, ccfa=True)],
-    ],
-)
-def test_no_gain_without_the_same_experiment(runs):
-    assert [line.gain for line in compare_entries(runs).lines] == [None] * len(runs)
+@pytest.mark.parametrize("change", [{"batch_seed": 7}, {"options": {"epochs": "5"}}])
+def test_no_gain_without_the_same_experiment(change):
+    lines = compare_entries([entry("a", 0.5), entry("b", 0.6, ccfa=True, **change)]).lines
+    assert [line.gain for line in lines] == [None, None]
 
 
 def test_names_say_what_differs():
@@ -140,12 +129,8 @@ def test_every_option_shows_in_the_resolved_method(name):
         needed = {other: text for other, text in NEEDED.get(option, {}).items() if other in known}
         first, second = (described(method, **chosen, **needed, **{prefix + option: text}) for text in texts)
         assert first != second, f"{name}.{option} is hidden"
-
-
-def test_real_ccfa_unplugs():
-    contents = [{"method": described("podnet", ccfa=plugged)} for plugged in (True, False)]
-    assert contents[0] != contents[1]
-    assert without_ccfa(contents[0]) == contents[1]
+    if name == "ccfa":
+        assert without_ccfa({"method": described(method, **chosen)}) == {"method": described(method)}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +150,6 @@ def test_repeated_and_unfinished_runs_are_named():
     (line,) = comparison.lines
     assert [str(run.path) for run in line.entries] == ["a", "c"]
     assert [str(run.path) for run in comparison.unfinished] == ["d"]
-    assert [str(run.path) for run in comparison.entries] == ["a", "c", "d"]
     repeated, unfinished = comparison.notes
     assert "b repeats a" in repeated
     assert unfinished.startswith("d ")
@@ -192,7 +176,6 @@ def test_published_values_are_of_the_same_setting():
     methods = [{}, {"ccfa": True}, {"method": "finetune"}, {"options": {"epochs": "5"}}]
     comparison = compare_entries([entry(f"{number}", **one, **paper) for number, one in enumerate(methods)])
     assert [line.published for line in comparison.lines] == [64.62, None, 67.24, None], "the paper has no 5 epochs"
-    assert comparison.cited == {"Mnemonics": 63.34, "TPCIL": 65.34, "GeoDL": 65.34}
     assert comparison.title == "cifar100 · B50-inc10"
     headings, rows = summary_table(comparison)
     shown = [row[headings.index("published")] for row in rows]
@@ -204,9 +187,7 @@ def test_published_values_are_of_the_same_setting():
     assert (typed.cited, fewer.cited) == ({"GeoDL": 52.28}, {})
 
 
-@pytest.mark.parametrize(
-    "sizes", [(50, 10, 10, 10, 10, 10), (10, 10, 10), (5, 2, 2, 1), (5, 1, 2), (7, 3), (10,), (3, 3, 1), (1, 3, 3)]
-)
+@pytest.mark.parametrize("sizes", [(50, 10, 10), (10, 10, 10), (5, 2, 2, 1), (5, 1, 2), (10,), (3, 3, 1)])
 def test_scenario_name_means_its_sizes(sizes):
     stages = parse_scenario(scenario_name(sizes), sum(sizes))
     assert tuple(stage.num_new for stage in stages) == sizes
@@ -231,15 +212,10 @@ def test_runs_are_found_in_folders(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", '{"name": 3}', None]
+    ["", None]
     + [
         dataclasses.replace(entry().report, **changes).to_json()
-        for changes in (
-            {"config": {}},
-            {"config": {"experiment": {"method": "podnet"}, "resolved": {}}},
-            {"num_seen": []},
-            {"num_seen": [4, 7, 11]},
-        )
+        for changes in ({"config": {}}, {"num_seen": []}, {"num_seen": [4, 7, 11]})
     ],
 )
 def test_damaged_report_is_named(tmp_path, content):
@@ -253,50 +229,12 @@ def test_damaged_report_is_named(tmp_path, content):
             compare([named_path])
 
 
-def test_nothing_to_compare_is_an_error(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="run directory"):
-        compare([])
-    for name in ("nothing", "empty"):
-        with pytest.raises(ModelError, match=name):
-            compare([tmp_path / name])
-
-
 @pytest.mark.parametrize(
     ("paths", "folder"),
-    [
-        (["runs/x/a", "runs/y/b"], "runs"),
-        (["a", "b"], ""),
-        (["/x/a", "/x/b"], "/x"),
-        (["a", Path("b").resolve()], Path.cwd()),
-    ],
+    [(["runs/x/a", "runs/y/b"], "runs"), (["a", "b"], ""), (["a", Path("b").resolve()], Path.cwd())],
 )
 def test_page_goes_beside_the_runs(paths, folder):
     assert common_folder([entry(path) for path in paths]) == Path(folder) / "comparison"
-
-
-def numbers(cells):
-    """All numbers of a row's cells in order, the name left out."""
-    return [found for cell in list(cells)[1:] for found in re.findall(r"[+-]?\d+(?:\.\d+)?", cell)]
-
-
-def from_csv(text):
-    return [list(filter(None, row)) for row in list(csv.reader(io.StringIO(text)))[1:]]
-
-
-def from_markdown(text):
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-
-
-def from_latex(text):
-    body = text.split("\\midrule\n")[1].split("\\bottomrule")[0]
-    return [[cell.strip() for cell in line.removesuffix(" \\\\").split(" & ")] for line in body.splitlines()]
-
-
-def from_html(text):
-    rows = re.findall(r"<tr>(.*?)</tr>", text[: text.index("</table>")])
-    return [[unescape(cell) for cell in re.findall(r"<t[hd][^>]*>([^<]*)<", row)] for row in rows[1:]]
 
 
 def printed(comparison, width=400):
@@ -309,25 +247,24 @@ def printed(comparison, width=400):
     "runs",
     [
         [*podnets(), entry("runs/u", 0.4, method="ucir")],
-        [entry("runs/a", 0.5), entry("runs/b", 0.4, ccfa=True)],
-        podnets(**CIFAR),
+        podnets(data="cifar100", sizes=(50, 10, 10, 10, 10, 10)),
         [entry("runs/a", math.nan, sizes=(10,))],
     ],
 )
 def test_every_format_has_the_same_numbers(runs):
     comparison = compare_entries(runs)
     table = summary_table(comparison)
-    lines = printed(comparison).splitlines()
-    read = {
-        "csv": from_csv(to_csv(table)),
-        "markdown": from_markdown(to_markdown(table, comparison.title, "note")),
-        "latex": from_latex(to_latex(table, comparison.title, "note")),
-        "html": from_html(comparison_page(comparison)),
-        "terminal": [re.split(r" {2,}", line.strip()) for line in lines[3 : 3 + len(table.rows)]],
+    rows = {
+        "csv": to_csv(table).partition("\n")[2],
+        "markdown": to_markdown(table, comparison.title, "note").rpartition("---: |")[2],
+        "latex": to_latex(table, comparison.title, "note").partition(r"\midrule")[2],
+        "html": re.sub("<[^>]*>", " ", re.search("(?s)<tbody>.*?</tbody>", comparison_page(comparison)).group()),
+        "terminal": "\n".join(printed(comparison).splitlines()[3 : 3 + len(table.rows)]),
     }
-    expected = [(row[0], numbers(map(str, row))) for row in table.rows]
-    for form, rows in read.items():
-        assert [(row[0], numbers(row)) for row in rows] == expected, form
+    expected = re.findall(NUMBER, " ".join(str(cell) for row in table.rows for cell in row))
+    for form, text in rows.items():
+        assert re.findall(NUMBER, text) == expected, form
+        assert all(row[0] in text for row in table.rows), form
     columns = set(table.headings) - {"method", "runs", "pairs"}
     assert {line.split(":")[0].strip() for line in definitions(table)} == columns | {"±"}
 
@@ -348,8 +285,9 @@ def test_csv_keeps_mean_and_spread_apart():
 def test_hostile_names_mean_themselves():
     comparison = compare_entries([entry("=2+2", method=HOSTILE, data=HOSTILE + "\n\\input{x}")])
     table = summary_table(comparison)
-    assert from_csv(to_csv(table))[0][0] == HOSTILE
-    assert from_csv(to_csv(runs_table(comparison)))[0][0] == "'=2+2", "no formula"
+    for one, name in ((table, HOSTILE), (runs_table(comparison), "'=2+2")):  # no formula
+        _, row = csv.reader(io.StringIO(to_csv(one)))
+        assert row[0] == name
     for line in (line for line in to_markdown(table, comparison.title, "note").splitlines() if line.startswith("|")):
         assert len(re.findall(r"(?<!\\)\|", line)) == len(table.headings) + 1
         assert not re.search(r"(?<!\\)[<`*]", line.replace("---", ""))
@@ -361,7 +299,7 @@ def test_hostile_names_mean_themselves():
     assert "<script>alert" not in comparison_page(comparison)
 
 
-@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("width", [40, 120])
 def test_no_number_is_cut(width):
     comparison = compare_entries([*podnets(), entry("runs/x", 0.25, options={"epochs": "5", "a_long_option": "1.5"})])
     text = printed(comparison, width)
@@ -375,7 +313,7 @@ def test_no_number_is_cut(width):
 @pytest.mark.parametrize(
     ("runs", "titles"),
     [
-        ([*podnets(), entry("runs/u", method="ucir")], ["All methods"]),
+        (podnets(), ["All methods"]),
         ([entry(f"runs/{at}", method=f"method-{at}") for at in range(6)], [f"method-{at}" for at in range(6)]),
         ([entry("runs/a", finished=False)], []),
     ],
@@ -389,30 +327,6 @@ def test_figures_have_their_numbers(runs, titles):
     assert all(str(value) in text for line in comparison.lines for value in line.curve)
     assert all(str(run.path) in text for run in comparison.entries)
     assert set(re.findall(r'(?:src|href)="([^":]*)"', text)) == FILES - {"index.html"}
-
-
-def test_all_files_are_written_and_replaced(tmp_path, monkeypatch):
-    for value in (0.5, 0.75):
-        written = write_comparison(compare_entries([entry("runs/a", value)]), tmp_path / "new" / "page")
-    assert written == tmp_path / "new" / "page" / "index.html"
-    before = {path.name: path.read_bytes() for path in written.parent.iterdir()}
-    assert before.keys() == FILES
-    assert all(b"75.00" in content for content in before.values())
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ResourceError):
-        write_comparison(compare_entries([entry("a", 0.25)]), written.parent)
-    assert {path.name: path.read_bytes() for path in written.parent.iterdir()} == before
-
-
-def test_run_directory_is_no_place(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UsageError, match="run directory"):
-        write_comparison(compare_entries([entry()]), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_command_prints_and_writes_beside_the_runs(call, tmp_path):
@@ -429,10 +343,13 @@ def test_command_prints_and_writes_beside_the_runs(call, tmp_path):
     assert {path.name for path in (tmp_path / "here").iterdir()} == FILES
 
 
-def test_table_is_printed_if_it_cannot_be_written(call, tmp_path):
-    store(tmp_path / "a")
+@pytest.mark.parametrize(("place", "expected"), [("file/page", 5), ("a", 2)])
+def test_table_is_printed_if_it_cannot_be_written(call, tmp_path, place, expected):
+    run = store(tmp_path / "a")
     (tmp_path / "file").write_text("mine")
-    code, out, err = call("compare", "a", "--out", "file/page")
-    assert code == 5
+    before = contents(tmp_path)
+    code, out, err = call("compare", run, "--out", place)
+    assert code == expected
     assert "50.00" in out
-    assert "file/page" in err
+    assert place in err
+    assert contents(tmp_path) == before, "a run directory is no place"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ccfa.errors import ModelError, UsageError
+from ccfa.errors import UsageError
 from ccfa.experiments import Run, analyses
 from ccfa.reporting import figures
 from ccfa.reporting.figures import FigureOptions, draw_curves, draw_plane, write_figure
@@ -83,7 +83,6 @@ def test_cka_of_each_level(made_up, monkeypatch):
         own = [values[path][stage][level] for path in (paths[:2] if row["name"] == "podnet" else paths[2:])]
         assert float(row["mean"]) == pytest.approx(np.mean(own), rel=1e-12)
         assert (row["images"], row["seed"], row["estimator"]) == ("50", "0", "unbiased")
-    assert "(unbiased estimator" in written.caption
     values[paths[2]] = [[0.5] * 4] * 2
     with pytest.raises(UsageError, match="levels"):
         write_figure("cka", paths)
@@ -108,7 +107,7 @@ def require_room(figure):
         assert box.y1 <= figure.bbox.y1
 
 
-@pytest.mark.parametrize(("num_panels", "num_methods"), [(1, 1), (1, 7), (2, 7), (4, 1), (5, 7)])
+@pytest.mark.parametrize(("num_panels", "num_methods"), [(1, 1), (2, 7), (5, 7)])
 def test_curves_do_not_overlap(num_panels, num_methods):
     rows = [
         {"name": f"method-{name}{' + CCFA' * ccfa}", "x": x, "mean": 90 - 0.4 * x, "spread": 0.0}
@@ -162,20 +161,18 @@ def test_missing_matplotlib_names_the_extra(made_up, monkeypatch, call):
 
 
 @pytest.mark.parametrize(
-    ("kind", "choices", "options", "error", "word"),
+    ("words", "code", "named"),
     [
-        ("accuracy", [], {}, UsageError, "run directory"),
-        ("tsne", [{}, {"seed": 1}], {}, UsageError, "one run"),
-        ("cka", [{}], {"num_images": 1}, UsageError, "--images 1"),
-        ("tsne", [{}], {"seed": 2**32}, UsageError, "seed"),
-        ("accuracy", [{"finished": False}], {}, ModelError, "ccfa resume"),
+        (["accuracy"], 2, "run directory"),
+        (["tsne", "run-0", "run-1"], 2, "one run"),
+        (["cka", "run-0", "--images", "1"], 2, "--images 1"),
+        (["tsne", "run-0", "--seed", str(2**32)], 2, "seed"),
+        (["accuracy", "run-2"], 4, "ccfa resume"),
+        (["cka", "run-0/report.json"], 4, "run directory"),
     ],
 )
-def test_wrong_requests_are_refused(made_up, kind, choices, options, error, word):
-    with pytest.raises(error, match=word):
-        write_figure(kind, made_up(*choices), None, FigureOptions(**options))
-
-
-def test_networks_need_a_run_directory(made_up):
-    with pytest.raises(ModelError, match="run directory"):
-        write_figure("cka", [made_up({})[0] / "report.json"])
+def test_wrong_requests_are_refused(made_up, call, words, code, named):
+    made_up({}, {"seed": 1}, {"finished": False})
+    found, _, errors = call("figure", *words)
+    assert found == code
+    assert named in errors

@@ -1,7 +1,6 @@
 """`ccfa list` and `ccfa doctor`."""
 
 import io
-from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,7 @@ from ccfa.experiments.tables import TABLES, cited_only
 from ccfa.methods import METHODS
 from ccfa.models import BACKBONES
 from ccfa.reporting import inventory
-from ccfa.reporting.inventory import PACKAGES, catalogue, findings
+from ccfa.reporting.inventory import catalogue, findings
 from ccfa.reporting.terminal import Output
 
 
@@ -60,30 +59,24 @@ def test_options_have_type_and_default():
     assert rows(tables["podnet"])["epochs"] == ["epochs", "int", "160"]
 
 
-@pytest.fixture
-def found(monkeypatch):
-    """The lines about one thing, on a machine without data."""
-    monkeypatch.delenv("CCFA_DATA", raising=False)
-    return lambda name, data_dir=None: [line for line in findings(data_dir) if line.startswith(name)]
+def found(name, data_dir=None):
+    """The doctor's lines about one thing."""
+    return [line for line in findings(data_dir) if line.startswith(name)]
 
 
-def test_versions_are_listed(found, monkeypatch):
-    assert ccfa.__version__ in found("ccfa")[0]
-    assert torch.__version__ in found("torch")[0]
-    assert all(found(package) for package in (*PACKAGES, "disk"))
-
-    def version(package):
-        raise PackageNotFoundError(package)
-
-    monkeypatch.setattr(inventory, "version", version)
-    assert "pip install rich" in found("rich")[0]
+def test_the_doctor_says_what_there_is(call, monkeypatch):
+    monkeypatch.setattr(inventory, "PACKAGES", ("rich", "no-such-package"))
+    code, out, _ = call("doctor")
+    assert code == 0
+    names = (ccfa.__version__, torch.__version__, "GPU", "rich", "pip install no-such-package", *DATASETS, "disk")
+    assert all(name in out for name in names)
 
 
 @pytest.mark.parametrize(
     ("count", "build", "lines"),
     [(0, None, ["a CPU build"]), (0, "12.8", ["CUDA 12.8"]), (2, "12.8", ["0: a card, 80 GiB", "1: a card, 80 GiB"])],
 )
-def test_gpus_are_listed_or_missing_with_a_reason(found, monkeypatch, count, build, lines):
+def test_gpus_are_listed_or_missing_with_a_reason(monkeypatch, count, build, lines):
     gpu = SimpleNamespace(name="a card", total_memory=80 * 2**30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -92,7 +85,8 @@ def test_gpus_are_listed_or_missing_with_a_reason(found, monkeypatch, count, bui
     assert all(part in line for part, line in zip(lines, found("GPU"), strict=True))
 
 
-def test_data_are_looked_for(found, tmp_path, monkeypatch):
+def test_data_are_looked_for(tmp_path, monkeypatch):
+    monkeypatch.delenv("CCFA_DATA", raising=False)
     assert "--data-dir" in found("cifar100")[0]
     assert str(tmp_path) in found("cifar100", tmp_path)[0]
     monkeypatch.setenv("CCFA_DATA", str(tmp_path))

@@ -55,15 +55,11 @@ def numbers(figure, column):
     return [float(row[column]) for row in figure.table[1]]
 
 
-def test_headline_is_the_report_s(run, resolved):
+def test_page_is_whole_self_contained_and_escaped(run, resolved):
     page = text(write_report(run, resolved))
     assert headline(page) == [f"{100 * run.report().metrics[name]:.2f}" for name in module.HEADLINES]
     assert "Finished" in page
     assert not notes(page)
-
-
-def test_page_is_self_contained_and_escaped(run, resolved):
-    page = text(write_report(run, resolved))
     assert set(re.findall(r'(?:src|href|srcset|action)="([^:"]*:)', page)) == {"data:"}
     assert not re.search(r"https?://|url\(|@import|\bfetch\(|XMLHttpRequest", page)
     assert "default-src 'none'" in page
@@ -82,17 +78,12 @@ def test_same_bytes_without_the_data(run, resolved, tmp_path, call):
     assert (copy / "report.html").read_bytes() == first
 
 
-def test_accuracy_after_each_stage(contents):
+def test_accuracy_matrix_and_forgetting(contents):
     run, predictions = contents
     figure = module.accuracy_figure(run)
     expected = [100 * np.mean(labels == predicted) for labels, predicted in predictions]
     np.testing.assert_allclose(numbers(figure, 1), expected, atol=0.051)
-    assert len(figure.table[0]) == 3  # classes seen, the method's own rule, the other
     assert "nearest mean" in figure.table[0][1 if run.run.experiment.method == "icarl" else 2]
-
-
-def test_accuracy_matrix_and_forgetting(contents):
-    run, predictions = contents
     matrix = np.full((4, 4), np.nan)
     for after, (labels, predicted) in enumerate(predictions):
         for stage in range(after + 1):
@@ -130,15 +121,6 @@ def test_confusions_and_table_of_classes(contents):
         assert row[6].startswith(f"c{others.argmax()} (" if others.any() else "-")
 
 
-def test_class_without_test_images_has_no_accuracy(run):
-    arrays = run.read_predictions(2)
-    run.write_predictions(2, {name: values[arrays["labels"] != 5] for name, values in arrays.items()})
-    contents = Contents(run)
-    assert module.class_table(contents)[1][5][2:6] == ["0", "-", "-", "-"]
-    assert module.confusion_figure(contents).chart
-    assert not contents.notes
-
-
 def test_time_and_losses(contents):
     run, _ = contents
     assert numbers(module.time_figure(run), 1) == [10.0, 11.0, 12.0, 13.0]
@@ -155,7 +137,7 @@ def test_many_epochs_are_averaged(tmp_path):
     assert float(loss.table[1][0][1]) == pytest.approx(np.mean([2 / epoch + 0.5 for epoch in range(1, 6)]), abs=5e-4)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00 nonsense,,,\nx"])
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00 nonsense,,,\nx"])
 @pytest.mark.parametrize(
     ("name", "noted"),
     [(name, name) for name in ("environment.json", "status.json", "report.json", "stages.csv", "metrics.jsonl")]
@@ -168,8 +150,7 @@ def test_damage_becomes_a_note(run, name, noted, content):
     else:
         (run.path / name).write_bytes(content)
     page = text(write_report(run))
-    empty = (name == "metrics.jsonl" and content is not None) or (name, content) == ("stages.csv", b"")
-    assert noted in notes(page) or empty
+    assert noted in notes(page) or (name == "metrics.jsonl" and content), "a log may end in half a line"
     assert headline(page) == (["-"] * 4 if name == "report.json" else expected)
 
 
@@ -182,14 +163,16 @@ def test_directory_of_no_run_is_refused(tmp_path, call, content):
     assert "config.json" in errors
 
 
-def test_unfinished_and_resumed_runs_say_so(tmp_path):
-    resolved = synthetic_resolved(["one", "two", "three"], increment=1, side=8)
+def test_unfinished_and_resumed_runs_say_so(tmp_path, resolved):
     run = synthetic_run(tmp_path / "run", resolved, num_done=1, state="interrupted")
     record = {"checkpoint": 3, "differences": {"torch": ["2.12", "2.13"]}}
     run.write_json("environment.json", {**run.environment, "resumed": [record] * 2})
-    page = text(write_report(run, resolved))
+    arrays = run.read_predictions(0)
+    run.write_predictions(0, {name: values[arrays["labels"] != 1] for name, values in arrays.items()})
+    page = text(write_report(run))
     assert "Interrupted: 1 of 3 stages, resumed 2 times" in page
     assert "-" in headline(page)  # forgetting of one stage
+    assert module.class_table(Contents(run))[1][1][2:6] == ["0", "-", "-", "-"]  # a class without test images
 
 
 def test_many_classes_have_a_page(tmp_path):
@@ -201,11 +184,10 @@ def test_many_classes_have_a_page(tmp_path):
     assert (run.path / "pictures.npz").stat().st_size < 3_000_000
 
 
-@pytest.mark.parametrize("num_done", [2, 3])
-def test_pictures_are_the_images_meant(tmp_path, resolved, num_done):
-    path = synthetic_run(tmp_path / "run", resolved, num_done=num_done).path
+def test_pictures_are_the_images_meant(tmp_path, resolved):
+    path = synthetic_run(tmp_path / "run", resolved, num_done=2).path
     write_report(path, resolved)
-    run, pictures = Contents(Run(path)), read_pictures(path, num_done - 1)
+    run, pictures = Contents(Run(path)), read_pictures(path, 1)
     for label, rows in enumerate(run.exemplars):
         expected = resolved.train.images[rows[:10]].permute(0, 2, 3, 1).numpy()
         np.testing.assert_array_equal(pictures["exemplars"][pictures["exemplar_classes"] == label], expected)
@@ -215,28 +197,17 @@ def test_pictures_are_the_images_meant(tmp_path, resolved, num_done):
         meant = images[(labels == true) & (predicted == other)][:5]
         shown = (pictures["mistake_pairs"] == [true, other]).all(axis=1)
         np.testing.assert_array_equal(pictures["mistakes"][shown], meant)
-    assert read_pictures(path, num_done) is None  # of another stage
+    assert read_pictures(path, 2) is None  # of another stage
     kind, content = strip(pictures["mistakes"]).split(",")
     assert kind == "data:image/png;base64"
     strip_of_all = np.asarray(Image.open(io.BytesIO(base64.b64decode(content))))
     np.testing.assert_array_equal(strip_of_all, np.hstack(pictures["mistakes"]))
 
 
-@pytest.mark.parametrize(
-    ("speed", "expected"),
-    [
-        ({"torch_device": "cuda:3", "acceleration": {"precision": "tf32", "compile": True, "graph": False}},
-         ["--device", "cuda:3", "--precision", "tf32", "--no-graph"]),
-        ({"torch_device": "cpu", "acceleration": {"precision": "float32", "compile": False, "graph": False}},
-         ["--device", "cpu"]),
-    ],
-)  # fmt: skip
-def test_command_names_device_and_speed(run, speed, expected):
-    run.write_json("environment.json", {**run.environment, **speed})
-    command = text(write_report(run)).split("<pre>")[1].split("</pre>")[0]
-    assert shlex.split(command) == (
-        ["ccfa", "run", "podnet", "--data", "digits", "--seed", "0", "--ccfa", *expected, "--out", "runs/run-again"]
-    )
+def test_command_names_device_and_speed(run):
+    speed = {"precision": "tf32", "compile": True, "graph": False}
+    run.write_json("environment.json", {**run.environment, "torch_device": "cuda:3", "acceleration": speed})
+    assert " --ccfa --device cuda:3 --precision tf32 --no-graph --out " in text(write_report(run))
 
 
 def test_command_shown_repeats_the_run(tmp_path, monkeypatch, call):

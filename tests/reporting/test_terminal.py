@@ -32,12 +32,6 @@ def plain(request, monkeypatch):
     return Output(file=io.StringIO(), force_terminal=request.param != "pipe", width=100)
 
 
-@pytest.fixture
-def screen(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    return Output(file=io.StringIO(), force_terminal=True, width=100)
-
-
 def test_plan_counts_new_images_and_exemplars():
     sizes = RESOLVED.train.labels.bincount().tolist()
     kept = RESOLVED.method.memory.per_class
@@ -55,14 +49,7 @@ def test_other_places_get_plain_lines(plain, monkeypatch):
     phase, stage = plain.file.getvalue().splitlines()
     assert phase.startswith("stage 2/3 · main · epoch 2/2 · ")
     assert "loss 1.234" in phase
-    assert stage.split("  ") == [
-        "stage 2/3",
-        "7 classes",
-        "accuracy 50.00%",
-        "(old 25.00%, new 75.00%)",
-        "nearest mean 62.50%",
-        "2.0 s",
-    ]
+    assert stage.startswith("stage 2/3  7 classes  accuracy 50.00%  (old 25.00%, new 75.00%)  nearest mean 62.50%")
     assert not set("\r\x1b") & set(plain.file.getvalue())
 
 
@@ -78,7 +65,8 @@ def test_long_phases_show_speed_and_time_left(plain, monkeypatch):
     assert f" · 16 images/s · about {left} left · accuracies 50.0%" in plain.file.getvalue()
 
 
-def test_several_runs_have_their_names(screen, monkeypatch):
+def test_several_runs_have_their_names(monkeypatch):
+    screen = Output(file=io.StringIO(), force_terminal=True, width=100)
     display = Display(RESOLVED, screen, several=True)
     display.on_epoch(LAST, {"loss": 1.0}, 0.1, 1.0)
     display.on_stage(Stage(0, 0, 4), RESULT)
@@ -98,19 +86,6 @@ def test_other_rule_and_missing_values(plain):
     assert plain.file.getvalue().splitlines()[1] == "stage 1/3  4 classes  accuracy 50.00%  2.0 s"
 
 
-def test_screen_has_a_live_line(screen):
-    with Display(RESOLVED, screen) as display:
-        display.on_stage(Stage(0, 0, 4), RESULT)
-        display.last_shown -= 1
-        display.on_batch(LAST, {})
-        shown = screen.file.getvalue()
-    assert "stage 2/3 · main · epoch 2/2" in shown
-    assert "\x1b[?25l" in shown, "the cursor is hidden while the line lives"
-    written = screen.file.getvalue()
-    assert "\x1b[?25h" in written, "and comes back"
-    assert written.rfind("\x1b[2K") > written.rfind("epoch 2/2"), "the live line is erased"
-
-
 def test_control_characters_are_written_out(plain):
     for text in ("a\x1b[2Jb", "\x9b2J", "bell\x07", "back\rover", "as [bold] it is\n"):
         plain.print(text)
@@ -121,23 +96,6 @@ def test_control_characters_are_written_out(plain):
 needs_tensorboard = pytest.mark.skipif(
     find_spec("tensorboard") is None, reason="the extra tensorboard is not installed"
 )
-
-
-class HaltError(Exception):
-    """Stops a run in these tests."""
-
-
-class Halting(Silent):
-    """Stops the run after so many batches."""
-
-    def __init__(self, limit):
-        super().__init__()
-        self.limit = limit
-
-    def on_batch(self, progress, losses):
-        super().on_batch(progress, losses)
-        if self.num_batches >= self.limit:
-            raise HaltError
 
 
 def scalars(folder):
@@ -151,13 +109,14 @@ def scalars(folder):
 
 
 @needs_tensorboard
-def test_numbers_are_those_of_the_run_and_once(tmp_path, monkeypatch):
+def test_numbers_are_those_of_the_run_and_once(tmp_path, monkeypatch, fail):
     """The run is stopped twice and continued."""
     path = tmp_path / "run"
-    for number, limit in enumerate((4, 11, 10**9)):
+    for number, fault in enumerate(("step:4:raise", "step:11:raise", "")):
         monkeypatch.setattr("time.time", lambda number=number: 1.8e9 + number)  # it orders the event files
-        with suppress(HaltError):
-            report = toy_run(path, audience=TensorBoard(Run(path), Halting(limit)), checkpoint_minutes=0)
+        fail(fault)
+        with suppress(RuntimeError):
+            report = toy_run(path, audience=TensorBoard(Run(path), Silent()), checkpoint_minutes=0)
     assert len(list((path / "tensorboard" / "epochs").iterdir())) == 3
     shown, lines = scalars(path / "tensorboard" / "epochs"), Run(path).read_epochs()
     for phase in {line["phase"] for line in lines}:
