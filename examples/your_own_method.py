@@ -35,11 +35,14 @@ def replay_without_forgetting(method: Method, *, temperature: float = 2.0) -> Me
     return replace(method, terms=(partial(LogitDistillation, temperature),))
 
 
-train, test = load("digits")
-lwf = build_method("lwf", "digits")
-for method in (lwf, with_augmentation(lwf, CCFA(count=1))):
-    learner = Learner(method, train)
-    for stage in split(train.num_classes, initial=6, increment=2):
-        learner.learn(stage)
-    correct = learner.predict(test.images) == test.labels
-    print(f"{method.name} with {len(method.feature_augmentations)} augmentations: {correct.float().mean():.1%}")
+if (
+    __name__ == "__main__"
+):  # as a plug-in, `ccfa run lwf --plugin your_own_method.py`, the file only registers the method
+    train, test = load("digits")
+    lwf = build_method("lwf", "digits")
+    for method in (lwf, with_augmentation(lwf, CCFA(count=1))):
+        learner = Learner(method, train)
+        for stage in split(train.num_classes, initial=6, increment=2):
+            learner.learn(stage)
+        correct = learner.predict(test.images) == test.labels
+        print(f"{method.name} with {len(method.feature_augmentations)} augmentations: {correct.float().mean():.1%}")

@@ -83,6 +83,11 @@ def test_the_command_line_sees_a_plugin(call, tmp_path):
     code, _, err = call("resume", "run")
     assert code == 2
     assert "--plugin mine.py" in err
+    plugins._loaded["mine.py"] = "another version"
+    code, _, err = call("resume", "run")
+    assert code == 4
+    assert "version of mine.py" in err
+    plugins._loaded.clear()
     assert call("resume", "run", "--plugin", "mine.py")[0] == 0
 
 

@@ -199,6 +199,8 @@ class List:
 
     what: Positional[Literal["methods", "datasets", "scenarios", "orders", "backbones", "options", "tables"]]
     """What to list. options are those of every method, tables those of the paper."""
+    name: Annotated[Positional[str], arg(metavar="NAME")] = ""
+    """List only the options of this method, of ccfa, or of a kind of mixing."""
     plugin: UseAppendAction[tuple[Path, ...]] = ()
     """A Python file that registers your own methods, backbones or data sets."""
 
@@ -207,7 +209,7 @@ class List:
 
         for path in self.plugin:
             load_plugin(path)
-        for table in catalogue(self.what):
+        for table in catalogue(self.what, self.name):
             console.print(table)
 
 
@@ -275,7 +277,9 @@ def _explained(error: BaseException) -> tuple[str, int]:
             name = f"{error.filename}: " if error.filename else ""
             return f"error: {name}{error.strerror or error}.", ResourceError.exit_code
         case _:
-            return f"error: {type(error).__name__}: {error}{_kept_traceback()}", 1
+            where = " ".join(getattr(error, "__notes__", ())) or _kept_traceback()  # a run has notes of its own
+            told = f"error: {type(error).__name__}: {error}\nThis is a bug in ccfa or in code of your own. {where}"
+            return told.rstrip(), 1
 
 
 def _kept_traceback() -> str:
@@ -286,7 +290,7 @@ def _kept_traceback() -> str:
     except OSError:
         traceback.print_exc()
         return ""
-    return f"\nThis is a bug in ccfa or in code of your own; the traceback is in {file.name}"
+    return f"The traceback is in {file.name}"
 
 
 def _require_folder() -> None:

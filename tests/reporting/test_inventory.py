@@ -9,6 +9,7 @@ import torch
 import ccfa
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import DATASETS
+from ccfa.errors import UsageError
 from ccfa.experiments.experiment import SCENARIOS, schema
 from ccfa.experiments.tables import TABLES, cited_only
 from ccfa.methods import METHODS
@@ -50,13 +51,22 @@ def test_catalogues_are_complete(what, names):
     assert all(found[name][1] for name in names)
 
 
-def test_options_have_type_and_default():
+def test_options_have_type_and_default_as_they_are_typed():
     functions = {**METHODS, "ccfa": CCFA, **MIXES}
     tables = {table.title: table for table in catalogue("options")}
     assert tables.keys() == functions.keys()
     for name, function in functions.items():
-        assert set(schema(function)) <= set(rows(tables[name]))
+        prefix = "ccfa." if name == "ccfa" else "mix." if name in MIXES else ""
+        assert {prefix + option for option in schema(function)} <= set(rows(tables[name]))
     assert rows(tables["podnet"])["epochs"] == ["epochs", "int", "160"]
+
+
+def test_options_of_one_method():
+    (table,) = catalogue("options", "podnet")
+    assert table.title == "podnet"
+    for what, name in (("options", "podnt"), ("methods", "podnet")):
+        with pytest.raises(UsageError, match="podnet"):
+            catalogue(what, name)
 
 
 def found(name, data_dir=None):

@@ -137,6 +137,11 @@ def resolve_again(directory: Run, data_dir: Path | None = None, same_method: boo
     found = differences(directory.config, resolved.config)
     if not same_method:
         found = {name: pair for name, pair in found.items() if not name.startswith(("resolved.method", "plugins"))}
+    if found and all(name.startswith("plugins.") for name in found):
+        names = ", ".join(name.removeprefix("plugins.") for name in found)
+        raise ModelError(
+            f"{directory.path} was begun with another version of {names}. Put it back, or start a new run."
+        )
     if found:
         raise ModelError(
             f"{directory.path} was begun with other data or another method than those here now. Put them back, name "
@@ -431,6 +436,8 @@ def _write_end(directory: Run, error: BaseException) -> None:
         directory.set_status("failed", error=str(error))
         told = f"error: {error}" if isinstance(error, CcfaError) else traceback.format_exc()
         directory.append(ERRORS, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {told}")
+        if not isinstance(error, CcfaError):
+            error.add_note(f"The traceback is in {directory.path / ERRORS}; the last checkpoint is kept.")
 
 
 def environment(device: torch.device, acceleration: Acceleration) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ResourceError(
             f"There is no device {name}: torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices. "
-            f"Try --device cpu, or install a CUDA build of torch (see the README)."
+            f"Try --device cpu, or install a CUDA build of torch (see docs/usage.md)."
         )
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # streams, graphs and kernels are made on the current one

@@ -3,6 +3,7 @@
 import inspect
 import os
 import platform
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +16,7 @@ from rich.table import Table
 import ccfa
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import DATASETS, describe_data_sets, order_names
+from ccfa.errors import UsageError, choose
 from ccfa.experiments.experiment import SCENARIOS, schema
 from ccfa.experiments.tables import PAPERS, TABLES, cited_only
 from ccfa.methods import METHODS
@@ -24,13 +26,16 @@ from ccfa.models import BACKBONES
 PACKAGES = ("numpy", "scikit-learn", "safetensors", "tyro", "rich", "pillow", "jinja2")
 
 
-def catalogue(what: str) -> list[Table]:
-    """Return what there is to choose from, of one kind."""
+def catalogue(what: str, name: str = "") -> list[Table]:
+    """Return what there is to choose from, of one kind; options of one name only, if it is given."""
+    if name and what != "options":
+        raise UsageError("Only options are listed by name, for example: ccfa list options podnet")
     if what == "methods":
         return [_methods()]
     if what == "options":
         factories: dict[str, Callable[..., Any]] = {**METHODS, "ccfa": CCFA, **MIXES}
-        return [_options(name, function) for name, function in factories.items()]
+        chosen = {name: choose("method or plug-in", name, factories)} if name else factories
+        return [_options(one, function) for one, function in chosen.items()]
     names: dict[str, Mapping[str, str]] = {
         "datasets": describe_data_sets(),
         "scenarios": SCENARIOS,
@@ -59,10 +64,12 @@ def _methods() -> Table:
 
 
 def _options(name: str, function: Callable[..., Any]) -> Table:
-    table = Table("option", "type", "default", title=name, title_justify="left")
+    prefix = "ccfa." if function is CCFA else "mix." if name in MIXES else ""
+    table = Table("option", "type", "default on CIFAR-100", title=name, title_justify="left")
     parameters = inspect.signature(function).parameters
     for option, kind in schema(function).items():
-        table.add_row(option, inspect.formatannotation(kind), str(parameters[option].default))
+        shown = re.sub(r"(\w+\.)+", "", inspect.formatannotation(kind))
+        table.add_row(prefix + option, shown, str(parameters[option].default))
     return table
 
 
@@ -77,7 +84,7 @@ def findings(data_dir: Path | None) -> Iterator[str]:
             yield f"{package}: missing. Try: pip install {package}"
     if not torch.cuda.is_available():
         build = "a CPU build" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
-        yield f"GPU: none found (torch is {build}); runs use the CPU. See 'PyTorch for your machine' in the README."
+        yield f"GPU: none found (torch is {build}); runs use the CPU. See 'PyTorch for your machine' in docs/usage.md."
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         yield f"GPU {index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
