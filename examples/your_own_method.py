@@ -35,9 +35,8 @@ def replay_without_forgetting(method: Method, *, temperature: float = 2.0) -> Me
     return replace(method, terms=(partial(LogitDistillation, temperature),))
 
 
-if (
-    __name__ == "__main__"
-):  # as a plug-in, `ccfa run lwf --plugin your_own_method.py`, the file only registers the method
+# As a plug-in, `ccfa run lwf --plugin examples/your_own_method.py`, this file only registers the method.
+if __name__ == "__main__":
     train, test = load("digits")
     lwf = build_method("lwf", "digits")
     for method in (lwf, with_augmentation(lwf, CCFA(count=1))):
