@@ -69,7 +69,7 @@ class Setting:
     mix: Mix | None = None
     """Mix the images of a batch (mixup, cutmix) or their feature maps (manifold-mixup)."""
     memory_total: int | None = None
-    """The number of exemplars to keep in total, shared by the classes seen so far; replaces --memory."""
+    """The number of exemplars to keep in total, shared by the classes seen so far; give it instead of --memory."""
     validation: float = 0.0
     """Hold out this fraction of the training images, and evaluate on it instead of the test set."""
     image_size: int = 64
