@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ccfa.augmentation import CCFA, FeatureAugmentation, Samples, cross_class_features
     from ccfa.data import ImageSet, Stage, load, register_data, split
+    from ccfa.deployment import Evaluation, Model, Prediction, learn, load_model
     from ccfa.experiments import Run, build_method
     from ccfa.learning import Learner
     from ccfa.methods import METHODS, Method, Recipe, register_method, with_augmentation
@@ -14,13 +15,14 @@ if TYPE_CHECKING:
     from ccfa.reporting.comparison import compare
     from ccfa.reporting.page import write_report
     from ccfa.reporting.showing import resume, run, sweep
-    from ccfa.settings import Experiment, Grid, Running
+    from ccfa.settings import Experiment, Grid, Learning, Running
 
 __version__ = "0.1.0"
 
 _NAMES = {
     "augmentation": ("CCFA", "FeatureAugmentation", "Samples", "cross_class_features"),
     "data": ("ImageSet", "Stage", "load", "register_data", "split"),
+    "deployment": ("Evaluation", "Model", "Prediction", "learn", "load_model"),
     "experiments": ("Run", "build_method"),
     "learning": ("Learner",),
     "methods": ("METHODS", "Method", "Recipe", "register_method", "with_augmentation"),
@@ -29,18 +31,22 @@ _NAMES = {
     "reporting.comparison": ("compare",),
     "reporting.page": ("write_report",),
     "reporting.showing": ("resume", "run", "sweep"),
-    "settings": ("Experiment", "Grid", "Running"),
+    "settings": ("Experiment", "Grid", "Learning", "Running"),
 }
 
 __all__ = [
     "CCFA",
     "METHODS",
+    "Evaluation",
     "Experiment",
     "FeatureAugmentation",
     "Grid",
     "ImageSet",
     "Learner",
+    "Learning",
     "Method",
+    "Model",
+    "Prediction",
     "Recipe",
     "Run",
     "Running",
@@ -49,7 +55,9 @@ __all__ = [
     "build_method",
     "compare",
     "cross_class_features",
+    "learn",
     "load",
+    "load_model",
     "load_plugin",
     "register_backbone",
     "register_data",

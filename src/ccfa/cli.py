@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes, Positional, UseAppendAction, arg
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes, Positional, UseAppendAction, arg, subcommand
 
 from ccfa import __version__
 from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line, printable
 from ccfa.plugins import load_plugin
-from ccfa.settings import Experiment, Grid, Pairs, Running, Wanted
+from ccfa.settings import Experiment, Grid, Learning, Pairs, Running, Wanted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -193,6 +193,114 @@ class Report:
             console.print(f"Report: {write_report(path)}", soft_wrap=True)
 
 
+_MODEL = Annotated[Positional[Path], arg(metavar="MODEL")]
+
+
+@dataclass(frozen=True)
+class Learn:
+    """Make a model from a folder of photos, or teach an existing model the folder's new classes."""
+
+    model: _MODEL
+    """The model's folder. A new one is created."""
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER")]
+    """A folder with one subfolder of photos per class."""
+    learning: OmitArgPrefixes[Learning]
+    running: OmitArgPrefixes[Running]
+    dry_run: bool = False
+    """Say what was found and how long learning would take, and stop there."""
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.reporting.models import learn_shown
+
+        learn_shown(self.model, self.folder, self.learning, self.running, console, self.dry_run)
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Predict the classes of photos, with confidences."""
+
+    model: _MODEL
+    """The model's folder."""
+    paths: Annotated[Positional[tuple[str, ...]], arg(metavar="PATH ...")]
+    """Photos, folders of photos, or - to read paths from the standard input, one per line."""
+    format: Literal["table", "csv", "json"] = "table"
+    """A table, CSV, or one line of JSON per photo."""
+    top: int = 5
+    """How many classes to list for each photo."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.reporting.models import predict_shown
+
+        predict_shown(self.model, self.paths, self.top, self.format, self.device, console, sys.stdin)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure a model on a folder of photos: accuracy by class, confusions, wrong photos."""
+
+    model: _MODEL
+    """The model's folder."""
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER")]
+    """A folder with one subfolder of photos per class."""
+    recursive: bool = False
+    """Read the subfolders of class folders."""
+    out: Path | None = None
+    """Write the wrong photos to this CSV file."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.deployment import load_model
+        from ccfa.reporting.models import show_evaluation
+
+        found = load_model(self.model, self.device).evaluate(self.folder, self.recursive)
+        show_evaluation(found, console, self.out)
+
+
+@dataclass(frozen=True)
+class History:
+    """Show what a model has learned and when, and verify its files."""
+
+    model: _MODEL
+    """The model's folder."""
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.reporting.models import show_history
+
+        show_history(self.model, console)
+
+
+@dataclass(frozen=True)
+class Undo:
+    """Go back to the model before its last update."""
+
+    model: _MODEL
+    """The model's folder."""
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.reporting.models import undo_shown
+
+        undo_shown(self.model, console)
+
+
+@dataclass(frozen=True)
+class MakeModel:
+    """Make a model of a finished run, to predict, learn more classes, export and serve."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """The run directory."""
+    out: Annotated[Positional[Path], arg(metavar="MODEL")]
+    """The model's folder, which is created."""
+    running: OmitArgPrefixes[Running]
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.reporting.models import run_to_model
+
+        run_to_model(self.run, self.out, self.running, console)
+
+
 @dataclass(frozen=True)
 class List:
     """List methods, data sets, options and whatever else can be chosen."""
@@ -227,7 +335,23 @@ class Doctor:
             console.print(line, soft_wrap=True)
 
 
-Verb = Run | Resume | Sweep | Table | Compare | Figure | Report | List | Doctor
+Verb = (
+    Run
+    | Resume
+    | Sweep
+    | Table
+    | Compare
+    | Figure
+    | Report
+    | Learn
+    | Predict
+    | Evaluate
+    | History
+    | Undo
+    | Annotated[MakeModel, subcommand("model")]
+    | List
+    | Doctor
+)
 
 
 def main() -> None:

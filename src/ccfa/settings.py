@@ -204,6 +204,47 @@ class Running:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Learning:
+    """How a model learns from a folder of photos. The first group of options is for a new model and stays with it.
+
+    Args:
+        method: The method; by default one that suits the backbone. See `ccfa list methods`.
+        ccfa: Add Cross-Class Feature Augmentation to the method.
+        backbone: The backbone, such as timm:resnet18.a1_in1k; by default the method's. See `ccfa list backbones`.
+        weights: What the backbone starts from: pretrained (downloaded, for timm), none, or the path of a file.
+        image_size: The width and height of the model's images; by default the backbone's, or 64.
+        options: Options of the method. See `ccfa list options`.
+        memory: How many images of each class the model keeps, to learn from again; by default the method's.
+        memory_mb: How many megabytes of images the model keeps in all; give it instead of --memory.
+        seed: The seed of the initial weights, of the batches and of the images that are held out.
+        held_out: The fraction of each class's photos that is not trained on but measured with.
+        more: Learn from photos of known classes too. Without it they are left out.
+        recursive: Read the subfolders of class folders.
+        keep: How many earlier states the model's folder keeps, for `ccfa undo`.
+
+    >>> Learning(method="podnet", memory=10).held_out
+    0.2
+    """
+
+    method: str | None = None
+    ccfa: bool = False
+    backbone: str | None = None
+    weights: str | None = None
+    image_size: int | None = None
+    options: Annotated[Pairs, arg(name="set")] = field(default_factory=dict)
+    memory: int | None = None
+    memory_mb: float | None = None
+    seed: int | None = None
+    held_out: float = 0.2
+    more: bool = False
+    recursive: bool = False
+    keep: int = 5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", {name: _text(value) for name, value in self.options.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Wanted:
     """Which cells of the paper's tables to show or to measure."""
 

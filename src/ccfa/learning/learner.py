@@ -221,9 +221,9 @@ class Learner:
         if not len(self.memory):
             raise UsageError(f"{self.method.name} keeps no exemplars, so there are no class means.")
         embeddings = F.normalize(self._embed(images))
-        return torch.cdist(embeddings, self._class_means()).argmin(dim=1)
+        return torch.cdist(embeddings, self.class_means()).argmin(dim=1)
 
-    def _class_means(self) -> Tensor:
+    def class_means(self) -> Tensor:
         """The mean direction of each class's exemplars and, where flipping keeps the class, of their mirror images."""
         kept, sizes = joined(self.memory.classes, self.device), [len(rows) for rows in self.memory.classes]
         flips = (False, True) if self.method.transforms.flip else (False,)

@@ -1,0 +1,262 @@
+"""A trained model: opened from its folder, asked for predictions, measured on photos."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ccfa.data import Framing, decode_files, find_images, read_photos
+from ccfa.deployment.folder import ModelFolder, State
+from ccfa.deployment.scoring import Calibration, Classifier, probabilities, score
+from ccfa.errors import DataError, ModelError, UsageError
+from ccfa.experiments.experiment import experiment_method, experiment_of
+from ccfa.files import damage_named
+from ccfa.learning.acceleration import pick_device
+from ccfa.learning.state import network_of
+from ccfa.methods import Method
+from ccfa.settings import Experiment
+
+if TYPE_CHECKING:
+    from ccfa.settings import Learning
+
+CHUNK = 256  # photos decoded at a time
+RULES = ("logits", "nearest_mean")
+
+
+class Prediction(NamedTuple):
+    """What a model says about one image.
+
+    Args:
+        name: The predicted class, or "" if the file could not be read.
+        confidence: How likely the class is, from 0 to 1.
+        top: The most likely classes with their confidences, best first.
+        unfamiliar: Whether the image is unlike the images that the model has learned.
+        path: The file, if the image came from one.
+        error: Why the file could not be read.
+    """
+
+    name: str
+    confidence: float = 0.0
+    top: tuple[tuple[str, float], ...] = ()
+    unfamiliar: bool = False
+    path: Path | None = None
+    error: str = ""
+
+
+class Evaluation(NamedTuple):
+    """How well a model recognises the photos of a folder.
+
+    Args:
+        class_names: The classes of the model, in the order in which it learned them.
+        confusion: The number of photos of class i that were taken for class j, (classes, classes).
+        wrong: Each wrong photo: the true class and the prediction.
+        unknown: The photos of classes that the model does not know, with their predictions.
+        unreadable: The files that could not be read, with the reasons.
+    """
+
+    class_names: tuple[str, ...]
+    confusion: NDArray[np.int64]
+    wrong: tuple[tuple[str, Prediction], ...]
+    unknown: tuple[tuple[str, Prediction], ...]
+    unreadable: tuple[tuple[Path, str], ...]
+
+    @property
+    def images(self) -> int:
+        """The number of photos of known classes."""
+        return int(self.confusion.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """The share of these photos that is recognised."""
+        return float(np.trace(self.confusion) / self.images) if self.images else float("nan")
+
+    def by_class(self) -> dict[str, tuple[int, int]]:
+        """The number of photos, and of recognised ones, of each class that has photos."""
+        rows = zip(self.class_names, self.confusion.sum(axis=1), np.diag(self.confusion), strict=True)
+        return {name: (int(images), int(right)) for name, images, right in rows if images}
+
+
+class Model:
+    """A classifier that can be asked, measured, and taught more classes. Open one with `load_model`.
+
+    Example:
+        >>> import ccfa, tempfile, pathlib
+        >>> from ccfa.data.embedded import write_photos
+        >>> place = pathlib.Path(tempfile.mkdtemp())
+        >>> photos = write_photos(place / "photos", ["A", "B", "7"], 12)
+        >>> model = ccfa.learn(place / "model", photos, ccfa.Learning(method="ranpac", image_size=16))
+        >>> model.class_names
+        ('7', 'A', 'B')
+        >>> [one.name for one in model.predict(photos / "B")][:3]
+        ['B', 'B', 'B']
+    """
+
+    def __init__(self, path: Path, state: State, device: torch.device) -> None:
+        self.path, self.state, self.device = path, state, device
+        with damage_named(path / "config.json"):
+            config = state.config
+            self.experiment: Experiment = experiment_of(config)
+            self.class_names = tuple(str(one["name"]) for one in config["classes"])
+            self.calibration = Calibration(**config["calibration"])
+            shown = config["preprocessing"]
+            self.framing = Framing(int(shown["size"]), float(shown["crop"]), shown["interpolation"])
+            self.channels = int(shown["channels"])
+            self.mean, self.std = (tuple(float(value) for value in shown[name]) for name in ("mean", "std"))
+            self.rule = str(config["rule"])
+            stage_index = int(config["learner"]["stage"][0])
+        self.method: Method = experiment_method(self.experiment)
+        weights = dict(state.network)
+        means = weights.pop("means", None)
+        network = network_of(self.method, self.channels, stage_index, weights)
+        if network.head.num_classes != len(self.class_names) or (means is None) != (self.rule == "logits"):
+            raise ModelError(f"{path} is damaged: its network and its {len(self.class_names)} classes do not fit.")
+        self.classifier = Classifier(network, self.mean, self.std, self.calibration.temperature, means).to(device)
+
+    def __repr__(self) -> str:
+        return f"Model({str(self.path)!r}, {len(self.class_names)} classes, {self.experiment.method})"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The content of config.json, without the digests."""
+        return self.state.config
+
+    def predict(
+        self, images: "Path | str | Iterable[Path | str] | Tensor | NDArray[np.uint8]", top: int = 5
+    ) -> list[Prediction]:
+        """Predict the class of each image.
+
+        Args:
+            images: The path of a file or of a folder, several paths, or pixels: uint8, of shape (number of images,
+                channels, size, size), framed as the model's own images.
+            top: How many classes to list for each image.
+
+        Returns:
+            One prediction per image. A file that cannot be read has a prediction with an `error`.
+        """
+        if isinstance(images, Tensor | np.ndarray):
+            return self._predicted(self._checked(torch.as_tensor(images)), top)
+        paths = [images] if isinstance(images, str | Path) else images
+        return list(self.predict_files(_files(paths), top))
+
+    def predict_files(self, paths: Iterable[Path], top: int = 5) -> Iterator[Prediction]:
+        """Predict the class of each file, one after the other; the files are read in chunks."""
+        paths = iter(paths)
+        while chunk := list(islice(paths, CHUNK)):
+            pixels, good, unreadable = decode_files(chunk, self.framing)
+            reasons = dict(unreadable)
+            found = iter(self._predicted(self.gray_if_needed(torch.from_numpy(pixels)), top) if len(good) else [])
+            for path in chunk:
+                if path in reasons:
+                    yield Prediction("", path=path, error=reasons[path])
+                else:
+                    yield next(found)._replace(path=path)
+
+    def gray_if_needed(self, pixels: Tensor) -> Tensor:
+        if self.channels == 3:
+            return pixels
+        weights = torch.tensor([0.299, 0.587, 0.114])[None, :, None, None]
+        return (pixels * weights).sum(dim=1, keepdim=True).round().to(torch.uint8)
+
+    def _checked(self, pixels: Tensor) -> Tensor:
+        wanted = (self.channels, self.framing.size, self.framing.size)
+        if pixels.dtype != torch.uint8 or pixels.dim() != 4 or tuple(pixels.shape[1:]) != wanted:
+            raise UsageError(
+                f"Images must be uint8 of shape (number of images, {', '.join(map(str, wanted))}), got "
+                f"{str(pixels.dtype).removeprefix('torch.')} of shape {tuple(pixels.shape)}. Files of any size can be "
+                f"given by their paths."
+            )
+        return pixels
+
+    def _predicted(self, pixels: Tensor, top: int) -> list[Prediction]:
+        if top < 1:
+            raise UsageError(f"At least one class must be listed for each image, got {top}.")
+        scores = score(self.classifier, pixels)
+        shares = probabilities(scores, self.calibration.temperature)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
+        limit = self.calibration.unfamiliar_below
+        predictions = []
+        for row, order in enumerate(best):
+            listed = tuple((self.class_names[label], float(shares[row, label])) for label in order)
+            unfamiliar = limit is not None and bool(scores[row].max() < limit)
+            predictions.append(Prediction(*listed[0], listed, unfamiliar))
+        return predictions
+
+    def evaluate(self, folder: Path | str, recursive: bool = False) -> Evaluation:
+        """Measure how well the model recognises the photos of a folder.
+
+        Args:
+            folder: A folder with one subfolder per class. Photos of classes that the model does not know are
+                predicted too and counted apart.
+            recursive: Whether to read the subfolders of the class folders.
+
+        Returns:
+            The accuracy of each class, the confusions and the wrong photos.
+        """
+        photos = read_photos(Path(folder), self.framing, recursive=recursive)
+        names = [photos.images.class_names[label] for label in photos.images.labels.tolist()]
+        found = self._predicted(self.gray_if_needed(photos.images.images), 5)
+        labels = {name: label for label, name in enumerate(self.class_names)}
+        confusion = np.zeros((len(labels), len(labels)), dtype=np.int64)
+        wrong, unknown = [], []
+        for truth, prediction, path in zip(names, found, photos.paths, strict=True):
+            told = truth, prediction._replace(path=path)
+            if truth not in labels:
+                unknown.append(told)
+                continue
+            confusion[labels[truth], labels[prediction.name]] += 1
+            if truth != prediction.name:
+                wrong.append(told)
+        if not confusion.any():
+            raise DataError(
+                f"No class of {folder} is known to the model. Its classes are {_shortened(self.class_names)}."
+            )
+        return Evaluation(self.class_names, confusion, tuple(wrong), tuple(unknown), photos.unreadable)
+
+    def learn(self, folder: Path | str, asked: "Learning | None" = None) -> "Model":
+        """Learn the new classes of a folder, from its photos and the model's own memory.
+
+        The model's folder is changed when everything is learned, in one step. This object stays as it is.
+
+        Args:
+            folder: A folder with one subfolder per class.
+            asked: What to do with known classes, how long the history is, and so on.
+
+        Returns:
+            The model as it is now.
+        """
+        from ccfa.deployment.updating import learn
+
+        return learn(self.path, folder, asked)
+
+
+def load_model(path: Path | str, device: str = "auto") -> Model:
+    """Open a model that `ccfa learn` or `ccfa model` has made.
+
+    Every file is verified, and nothing in it can execute code.
+
+    Args:
+        path: The model's folder.
+        device: `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
+
+    Returns:
+        The model.
+    """
+    return Model(Path(path), ModelFolder(path).read(), pick_device(device))
+
+
+def _files(paths: Iterable[Path | str]) -> Iterator[Path]:
+    for given in paths:
+        path = Path(given)
+        if path.is_dir():
+            yield from find_images(path)
+        else:
+            yield path
+
+
+def _shortened(names: Sequence[str], num: int = 10) -> str:
+    return ", ".join([*names[:num], *([f"and {len(names) - num} more"] if len(names) > num else [])])

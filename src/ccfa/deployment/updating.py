@@ -1,0 +1,419 @@
+"""How a model learns from a folder of photos: what was found, what will happen, and the new state that comes of it."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import ccfa
+from ccfa.data import Framing, ImageSet, Photos, Stage, read_photos
+from ccfa.deployment.card import model_card
+from ccfa.deployment.folder import Images, ModelFolder, State
+from ccfa.deployment.model import RULES, Model
+from ccfa.deployment.scoring import Classifier, calibrate, score
+from ccfa.errors import LockedError, UsageError
+from ccfa.evaluation import rule_name
+from ccfa.experiments.experiment import describe, experiment_method
+from ccfa.experiments.running import DEFAULTS, acceleration_of
+from ccfa.learning import Learner
+from ccfa.learning.loop import Observer, num_batches, prepare_phase
+from ccfa.learning.state import restore, state_of
+from ccfa.methods import Budget, Method, Phase
+from ccfa.methods.method import EVERYTHING, NOTHING
+from ccfa.settings import Experiment, Learning, Running
+
+PHOTOS = "./photos"  # the data set of a model's experiment: any folder, whose defaults it takes
+HELD_OUT_SHARE = 4  # of the images that are kept, one in so many more is kept to measure with
+FEW = 5  # photos of a class
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `learn` is about to do, found out before anything is trained or written.
+
+    Args:
+        folder: The model's folder.
+        before: The model as it is, or None for a new one.
+        experiment: The method with its options.
+        method: The method.
+        photos: What was found in the folder.
+        new: The classes that the model will learn.
+        more: The known classes of which it will learn more photos.
+        left_out: The known classes whose photos are not used.
+        train: The images to learn from: those of the memory first, then the photos.
+        held_out: The images to measure with.
+        stage: The stage to learn.
+        notes: What the user should know.
+    """
+
+    folder: ModelFolder
+    before: Model | None
+    experiment: Experiment
+    method: Method
+    framing: Framing
+    photos: Photos
+    new: tuple[str, ...]
+    more: tuple[str, ...]
+    left_out: tuple[str, ...]
+    train: ImageSet
+    held_out: ImageSet | None
+    stage: Stage
+    notes: tuple[str, ...]
+    asked: Learning
+
+
+def learn(
+    path: Path | str,
+    folder: Path | str,
+    asked: Learning | None = None,
+    running: Running = DEFAULTS,
+    observer: Observer | None = None,
+) -> Model:
+    """Make a model from a folder of photos, or teach an existing one the folder's new classes.
+
+    An existing model learns from the new photos and from the images in its own memory. Its folder changes in one step
+    when everything is learned; if learning fails or is killed, the model is as before.
+
+    Args:
+        path: The model's folder; a new one is created.
+        folder: A folder with one subfolder per class.
+        asked: Method, backbone, memory and so on.
+        running: The device and the precision.
+        observer: Its methods are called after each batch and each epoch.
+
+    Returns:
+        The model as it is now.
+    """
+    return carry_out(plan_update(path, folder, asked or Learning(), running), running, observer)
+
+
+def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: Running = DEFAULTS) -> Plan:
+    """Look at the model and at the photos, and return what there is to do; nothing is changed."""
+    place = ModelFolder(path)
+    before = None
+    if place.holds_model():
+        before = Model(place.path, place.read(), acceleration_of(running)[0])
+        _require_same(before, asked)
+    else:
+        place.require_unused()
+    experiment = before.experiment if before else _new_experiment(asked)
+    method = experiment_method(experiment)
+    if rule_name(method.predict) not in RULES:
+        raise UsageError(f"{method.name} predicts by a rule of its own, which a model folder cannot hold.")
+    framing = before.framing if before else Framing(experiment.image_size)
+    photos = read_photos(Path(folder), framing, recursive=asked.recursive)
+    known = before.class_names if before else ()
+    found = photos.images.class_names
+    new = tuple(name for name in found if name not in known)
+    old = tuple(name for name in found if name in known)
+    more, left_out = (old, ()) if asked.more else ((), old)
+    notes = list(photos.findings())
+    if not new and not more:
+        raise UsageError(
+            f"There is nothing to learn: the model knows all {len(found)} classes of {folder} already. Use --more to "
+            f"learn from more photos of them."
+        )
+    method = _with_budget(method, asked, before, framing, len(known) + len(new))
+    if more and not new and method.memory != EVERYTHING:
+        raise UsageError(f"{method.name} learns from more photos of known classes only together with a new class.")
+    train, held_out = _images(photos, before, (*known, *new), asked, more, experiment.seed)
+    index = int(before.config["learner"]["stage"][0]) + 1 if before else 0
+    stage = Stage(index, len(known), len(known) + len(new))
+    if stage.num_seen == 1:
+        notes.append("There is one class only, so every prediction is right. Learn a second one.")
+    return Plan(
+        place, before, experiment, method, framing, photos, new, more, left_out, train, held_out, stage,
+        tuple(notes), asked,
+    )  # fmt: skip
+
+
+def _new_experiment(asked: Learning) -> Experiment:
+    return Experiment(
+        asked.method or "podnet",
+        ccfa=asked.ccfa,
+        data=PHOTOS,
+        seed=asked.seed or 0,
+        memory=asked.memory,
+        image_size=asked.image_size or 64,
+        options=asked.options,
+    )
+
+
+def _require_same(model: Model, asked: Learning) -> None:
+    """Refuse options that would make another model of an existing one."""
+    is_ = model.experiment
+    given = {
+        "--method": (asked.method, is_.method),
+        "--ccfa": (asked.ccfa or None, is_.ccfa),
+        "--image-size": (asked.image_size, model.framing.size),
+        "--seed": (asked.seed, is_.seed),
+        "--set": (asked.options or None, is_.options),
+    }
+    for name, (wanted, has) in given.items():
+        if wanted is not None and wanted != has:
+            raise UsageError(f"The model has {name} {has}, and {name} {wanted} would make another one of it.")
+
+
+def _with_budget(method: Method, asked: Learning, before: Model | None, framing: Framing, num_seen: int) -> Method:
+    """The method with the memory that was asked for, now or when the model was made."""
+    megabytes = asked.memory_mb
+    if before and megabytes is None and asked.memory is None:
+        budget = Budget(**before.config["memory"])
+        return replace(method, memory=budget)
+    if megabytes is not None:
+        if asked.memory is not None:
+            raise UsageError("Give --memory (images per class) or --memory-mb, not both.")
+        if method.memory in (NOTHING, EVERYTHING):
+            raise UsageError(f"{method.name} has no memory whose size could be chosen.")
+        images = int(megabytes * 1e6 / (3 * framing.size**2) * HELD_OUT_SHARE / (HELD_OUT_SHARE + 1))
+        if images < max(method.needs_memory, 1) * num_seen:
+            raise UsageError(
+                f"{megabytes:g} MB hold {images} images of {framing.size} x {framing.size} pixels, fewer than one for "
+                f"each of {num_seen} classes."
+            )
+        return replace(method, memory=Budget(total=images))
+    if asked.memory is not None:
+        return replace(method, memory=Budget(asked.memory))
+    return method
+
+
+def _images(
+    photos: Photos, before: Model | None, names: Sequence[str], asked: Learning, more: Sequence[str], seed: int
+) -> tuple[ImageSet, ImageSet | None]:
+    """The images to learn from and those to measure with, with the labels of the model."""
+    labels = {name: label for label, name in enumerate(names)}
+    wanted = {*names[len(before.class_names) if before else 0 :], *more}
+    random = np.random.RandomState(seed)
+    train_rows: list[int] = []
+    held_rows: list[int] = []
+    repeated = {path for _, path in photos.duplicates}
+    given = photos.images.labels.tolist()
+    for old_label, name in enumerate(photos.images.class_names):
+        if name not in wanted:
+            continue
+        rows = [row for row, label in enumerate(given) if label == old_label and photos.paths[row] not in repeated]
+        shuffled = random.permutation(rows).tolist()
+        num_held = min(max(round(asked.held_out * len(rows)), 1), len(rows) - 1) if asked.held_out else 0
+        held_rows += sorted(shuffled[:num_held])
+        train_rows += sorted(shuffled[num_held:])
+    parts = {}
+    for kind, rows, stored in (
+        ("train", train_rows, before and before.state.memory),
+        ("held out", held_rows, before and before.state.held_out),
+    ):
+        pixels = photos.images.images[rows]
+        own = torch.tensor([labels[photos.images.class_names[given[row]]] for row in rows], dtype=torch.int64)
+        if before:
+            pixels = before.gray_if_needed(pixels)
+        if stored:
+            pixels, own = torch.cat([stored.images, pixels]), torch.cat([stored.labels, own])
+        parts[kind] = ImageSet(pixels, own, names) if len(own) else None
+    assert parts["train"]
+    return parts["train"], parts["held out"]
+
+
+def estimated_seconds(plan: Plan, running: Running = DEFAULTS) -> float:
+    """Estimate how long the plan takes, from one step of each phase and one pass over a batch, tried on a copy."""
+    learner = _learner(plan, running, None)
+    learner.begin(plan.stage)
+    seconds = 0.0
+    for index, phase in enumerate(plan.method.phases(plan.stage)):
+        seconds += _phase_seconds(learner, phase, index)
+    batch = learner.training_rows()[:64]
+    began = time.monotonic()
+    learner.embeddings(batch)
+    passes = 3 * len(plan.train) + len(plan.held_out or ())  # exemplars, what terms remember, the measurement
+    return seconds + (time.monotonic() - began) / len(batch) * passes
+
+
+def _phase_seconds(learner: Learner, phase: Phase, index: int) -> float:
+    rows = phase.rows(learner)
+    if not phase.epochs or not len(rows):
+        return 0.0
+    work = prepare_phase(learner, phase, index)
+    batch = work.rows[: work.batch_size]
+    work.step(batch)  # the first one allocates
+    began = time.monotonic()
+    work.step(batch)
+    steps = phase.epochs * num_batches(len(work.rows), work.batch_size)
+    once = (time.monotonic() - began) * steps
+    return once + (phase.epochs * _phase_seconds(learner, phase.after_epoch, index) if phase.after_epoch else 0.0)
+
+
+def _learner(plan: Plan, running: Running, observer: Observer | None) -> Learner:
+    """A learner that stands where the model does, with the plan's images as its training set."""
+    device, acceleration = acceleration_of(running)
+    learner = Learner(
+        plan.method, plan.train, seed=plan.experiment.seed, device=device, acceleration=acceleration, observer=observer
+    )
+    if plan.before:
+        state, num_old = plan.before.state, plan.stage.num_old
+        stored = state.memory.labels if state.memory else torch.empty(0, dtype=torch.int64)
+        kept = [one["memory"] for one in state.config["classes"]]
+        if stored.bincount(minlength=num_old).tolist() != kept:
+            raise UsageError(
+                f"The exemplars of {plan.folder.path} were left out, and {plan.method.name} cannot learn new classes "
+                f"without them. The model can predict as before."
+            )
+        tensors = {f"network.{name}": tensor for name, tensor in state.network.items() if name != "means"}
+        tensors |= state.learner
+        rows = [torch.nonzero(stored == label).flatten() for label in range(num_old)] if len(stored) else []
+        tensors |= {f"memory.{label}": one for label, one in enumerate(rows)}
+        restore(learner, tensors, {**state.config["learner"], "num_classes_stored": len(rows), "phases": []})
+        _add_more(learner, plan, len(stored))
+    return learner
+
+
+def _add_more(learner: Learner, plan: Plan, num_stored: int) -> None:
+    """Put the new photos of known classes behind the exemplars of these classes."""
+    labels = plan.train.labels[num_stored:]
+    for label in {plan.train.class_names.index(name) for name in plan.more} if learner.memory.classes else ():
+        rows = num_stored + torch.nonzero(labels == label).flatten()
+        learner.memory.classes[label] = torch.cat([learner.memory.classes[label], rows.to(learner.device)])
+
+
+def carry_out(plan: Plan, running: Running = DEFAULTS, observer: Observer | None = None) -> Model:
+    """Learn what was planned and replace the model, in one step."""
+    with plan.folder.held():
+        number = plan.folder.read_config()["state"] if plan.folder.holds_model() else None
+        if number != (plan.before.config["state"] if plan.before else None):
+            raise LockedError(f"{plan.folder.path} was changed by another process meanwhile. Try again.")
+        began = time.monotonic()
+        learner = _learner(plan, running, observer)
+        learner.learn(plan.stage)
+        _trim(learner, plan)
+        state = _state(plan, learner, time.monotonic() - began)
+        plan.folder.replace(state, plan.asked.keep)
+    return Model(plan.folder.path, state, learner.device)
+
+
+def _trim(learner: Learner, plan: Plan) -> None:
+    """Choose anew among the exemplars of a class and its additional photos."""
+    quota = plan.method.memory.quota(plan.stage.num_seen)
+    for label in {plan.train.class_names.index(name) for name in plan.more} if plan.method.select_exemplars else ():
+        rows = learner.memory.classes[label]
+        chosen = plan.method.select_exemplars([learner.embeddings(rows)], quota, learner.generator("more", label))
+        learner.memory.classes[label] = rows[chosen[0]]
+
+
+def _state(plan: Plan, learner: Learner, seconds: float) -> State:
+    """The model that the learner has become, with the update added to what it was."""
+    config = plan.before.config if plan.before else {}
+    stored = plan.before.state.memory if plan.before else None
+    old = stored.labels.bincount(minlength=plan.stage.num_seen).tolist() if stored else [0] * plan.stage.num_seen
+    photos = [num - kept for num, kept in zip(_counts(plan.train), old, strict=True)]
+    classes = [dict(one) for one in config.get("classes", [])]
+    classes += [{"name": name, "stage": plan.stage.index, "images": 0} for name in plan.new]
+    for one, num in zip(classes, photos, strict=True):
+        one["images"] += num
+    update = {
+        "date": now(),
+        "new_classes": list(plan.new),
+        "more_of": list(plan.more),
+        "photos": sum(photos),
+        "seconds": round(seconds, 1),
+        "device": str(learner.device),
+    }
+    return new_state(
+        learner,
+        experiment=plan.experiment,
+        framing=plan.framing,
+        held_out=plan.held_out,
+        classes=classes,
+        updates=[*config.get("updates", []), update],
+        number=config.get("state", 0) + 1,
+        card=plan.before.state.card if plan.before else "",
+    )
+
+
+def new_state(
+    learner: Learner,
+    *,
+    experiment: Experiment,
+    framing: Framing,
+    held_out: ImageSet | None,
+    classes: list[dict[str, Any]],
+    updates: list[dict[str, Any]],
+    number: int = 1,
+    card: str = "",
+) -> State:
+    """The state of a model that a learner has become: what it keeps, measured on images it was not trained on.
+
+    `classes` and `updates` are completed: the memory of each class, and the accuracies.
+    """
+    method, num_seen = learner.method, learner.stage.num_seen
+    rule, transforms = rule_name(method.predict), method.transforms
+    tensors, facts = state_of(learner)
+    network = {name.removeprefix("network."): part for name, part in tensors.items() if name.startswith("network.")}
+    rest = {name: part for name, part in tensors.items() if not name.startswith(("network.", "memory."))}
+    means = learner.class_means() if rule == "nearest_mean" else None
+    if means is not None:
+        network["means"] = means
+    scores, labels = np.empty((0, num_seen)), np.empty(0, np.int64)
+    if held_out:
+        classifier = Classifier(learner.network, transforms.mean, transforms.std, means=means)
+        scores, labels = score(classifier, held_out.images), held_out.labels.cpu().numpy()
+    right = scores.argmax(axis=1) == labels
+    kept = [len(rows) for rows in learner.memory.classes] or [0] * num_seen
+    for label, one in enumerate(classes):
+        one["memory"], is_class = kept[label], labels == label
+        if is_class.any():
+            one |= {"held_out": int(is_class.sum()), "accuracy": float(right[is_class].mean())}
+        else:
+            one |= {"held_out": one.get("held_out", 0), "accuracy": one.get("accuracy")}
+    updates[-1] |= {"held_out": len(labels), "accuracy": float(right.mean()) if len(labels) else None}
+    config = {
+        "ccfa": ccfa.__version__,
+        "state": number,
+        "experiment": asdict(experiment),
+        "backbone": describe(method.backbone),
+        "head": type(learner.network.head).__name__,
+        "rule": rule,
+        "preprocessing": {
+            "channels": learner.train.shape[0],
+            **asdict(framing),
+            "mean": list(transforms.mean),
+            "std": list(transforms.std),
+        },
+        "memory": asdict(method.memory),
+        "classes": classes,
+        "calibration": calibrate(scores, labels)._asdict(),
+        "learner": {name: facts[name] for name in ("stage", "num_auxiliary")},
+        "updates": updates,
+    }
+    memory, kept_out = _memory(learner), _kept_out(learner, held_out)
+    return State(config, network, rest, model_card(config, card), memory, kept_out)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _counts(images: ImageSet) -> list[int]:
+    counts: list[int] = images.labels.bincount(minlength=images.num_classes).tolist()
+    return counts
+
+
+def _memory(learner: Learner) -> Images:
+    """The exemplars of each class as images, best first."""
+    train = learner.train
+    rows = torch.cat([torch.empty(0, dtype=torch.int64, device=train.device), *learner.memory.classes])
+    return Images(train.images[rows].cpu(), train.labels[rows].cpu())
+
+
+def _kept_out(learner: Learner, held_out: ImageSet | None) -> Images:
+    """The held-out images that the model keeps: a quarter as many of each class as it may keep to learn from."""
+    num_seen = learner.stage.num_seen
+    quota = math.ceil(learner.method.memory.quota(num_seen) / HELD_OUT_SHARE)
+    if held_out is None:
+        shape = learner.train.images.shape[1:]
+        return Images(torch.empty(0, *shape, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
+    rows = torch.cat([torch.nonzero(held_out.labels == label).flatten()[:quota] for label in range(num_seen)])
+    return Images(held_out.images[rows].cpu(), held_out.labels[rows].cpu())

@@ -1,0 +1,285 @@
+"""Models on the terminal: what `learn` found and does, predictions, accuracies, the history."""
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Literal
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from ccfa.deployment import Evaluation, Model, ModelFolder, Plan, Prediction
+from ccfa.deployment import carry_out, estimated_seconds, load_model, plan_update
+from ccfa.errors import DataError, UsageError
+from ccfa.files import csv_text, write_atomically
+from ccfa.learning import Progress
+from ccfa.reporting.tables import counted, duration, number, percent
+from ccfa.settings import Learning, Running
+
+LISTED = 10
+Format = Literal["table", "csv", "json"]
+
+
+def learn_shown(
+    path: Path, folder: Path, asked: Learning, running: Running, console: Console, dry_run: bool = False
+) -> Model | None:
+    """Say what was found and what will happen, learn it, and say what came of it."""
+    plan = plan_update(path, folder, asked, running)
+    for line in told(plan):
+        console.print(line, soft_wrap=True)
+    console.print(f"This will take about {duration(estimated_seconds(plan, running))}.", soft_wrap=True)
+    if dry_run:
+        console.print("Nothing was changed (--dry-run).")
+        return None
+    with Watching(console) as watching:
+        model = carry_out(plan, running, watching)
+    last = model.config["updates"][-1]
+    console.print(
+        f"Learned {counted(len(plan.new), 'class', 'es')} in {duration(last['seconds'])}. {_measured(model)}",
+        soft_wrap=True,
+    )
+    console.print(f"The model is in {path}. Next: ccfa predict {path} PHOTOS", soft_wrap=True)
+    return model
+
+
+def told(plan: Plan) -> Iterator[str]:
+    """What was found and what will happen, in sentences."""
+    yield from plan.notes
+    count = counted(len(plan.new), "new class", "es")
+    if plan.before:
+        yield f"{plan.folder.path} knows {counted(plan.stage.num_old, 'class', 'es')} and will learn {count}."
+    else:
+        yield f"{plan.folder.path} will be a new model with {counted(len(plan.new), 'class', 'es')}."
+    if plan.more:
+        yield f"Known already, and learned from more photos: {shortened(plan.more)}."
+    if plan.left_out:
+        yield f"Known already, and left out (--more uses their photos): {shortened(plan.left_out)}."
+    stored = plan.before.state.memory if plan.before else None
+    from_memory = f" and {counted(len(stored.labels), 'image')} of the model's memory" if stored else ""
+    held = counted(len(plan.held_out) if plan.held_out else 0, "image")
+    photos = len(plan.train) - (len(stored.labels) if stored else 0)
+    yield f"It learns from {counted(photos, 'photo')}{from_memory}, and is measured on {held} that it does not learn from."
+
+
+def _measured(model: Model) -> str:
+    last = model.config["updates"][-1]
+    if not last["held_out"]:
+        return "No photos were held out, so its accuracy is unknown."
+    return f"It recognises {percent(last['accuracy'], 1)} % of {counted(last['held_out'], 'held-out image')}."
+
+
+def shortened(names: Iterable[str]) -> str:
+    names = list(names)
+    more = [f"and {len(names) - LISTED} more"] if len(names) > LISTED else []
+    return ", ".join([*names[:LISTED], *more])
+
+
+class Watching:
+    """Shows how far learning has come: one line that is redrawn, or a line every few seconds where it cannot be."""
+
+    def __init__(self, console: Console) -> None:
+        redraws = console.is_terminal and not console.is_dumb_terminal
+        self.console = console
+        self.live = Live(console=console, auto_refresh=False, transient=True) if redraws else None
+        self.pause = 0.1 if redraws else 5.0
+        self.last_shown = time.monotonic()
+
+    def __enter__(self) -> "Watching":
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live:
+            self.live.stop()
+
+    def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
+        if time.monotonic() - self.last_shown >= self.pause:
+            self.last_shown = time.monotonic()
+            epoch = f"epoch {progress.epoch + 1}/{progress.num_epochs}"
+            line = f"{progress.phase}, {epoch}, batch {progress.batch + 1}/{progress.num_batches}, "
+            line += f"loss {float(losses['loss']):.3f}"
+            if self.live:
+                self.live.update(Text(line), refresh=True)
+            else:
+                self.console.print(line, soft_wrap=True)
+
+    def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
+        """Batches are shown."""
+
+
+def predict_shown(
+    path: Path, inputs: tuple[str, ...], top: int, form: Format, device: str, console: Console, stdin: IO[str]
+) -> None:
+    """Predict files and print them as they come; a file that cannot be read is reported, and the rest goes on."""
+    model = load_model(path, device)
+    if not inputs:
+        raise UsageError("Name photos or folders to predict, or - to read their names from the standard input.")
+    predictions = model.predict_files(_named(inputs, stdin), top)
+    unreadable = 0
+    rows: list[Prediction] = []
+    for one in predictions:
+        unreadable += bool(one.error)
+        if form == "json":
+            console.file.write(json.dumps(as_json(one), ensure_ascii=False) + "\n")
+        elif form == "csv":
+            if not rows:
+                console.file.write(csv_text([_csv_head(top)]))
+            console.file.write(csv_text([_csv_row(one, top)]))
+        rows.append(one)
+    if not rows:
+        raise DataError("There are no photos to predict.")
+    if form == "table":
+        console.print(_prediction_table(rows, top))
+    if unreadable:
+        print(f"{counted(unreadable, 'file')} of {len(rows)} could not be read.", file=sys.stderr)
+
+
+def _named(inputs: tuple[str, ...], stdin: IO[str]) -> Iterator[Path]:
+    from ccfa.data import find_images
+
+    for name in inputs:
+        if name == "-":
+            lines = (line.rstrip("\n") for line in stdin)
+            yield from (Path(line) for line in lines if line)
+        elif Path(name).is_dir():
+            yield from find_images(Path(name))
+        else:
+            yield Path(name)
+
+
+def as_json(one: Prediction) -> dict[str, object]:
+    """A prediction as one line of JSON."""
+    if one.error:
+        return {"file": str(one.path), "error": one.error}
+    return {
+        "file": str(one.path) if one.path else None,
+        "class": one.name,
+        "confidence": round(one.confidence, 4),
+        "unfamiliar": one.unfamiliar,
+        "top": [{"class": name, "confidence": round(share, 4)} for name, share in one.top],
+    }
+
+
+def _csv_head(top: int) -> list[str]:
+    others = [f"{word}_{place}" for place in range(2, top + 1) for word in ("class", "confidence")]
+    return ["file", "class", "confidence", "unfamiliar", "error", *others]
+
+
+def _csv_row(one: Prediction, top: int) -> list[object]:
+    others = [cell for name, share in one.top[1:top] for cell in (name, f"{share:.4f}")]
+    others += [""] * (2 * (top - 1) - len(others))
+    if one.error:
+        return [str(one.path), "", "", "", one.error, *others]
+    return [str(one.path), one.name, f"{one.confidence:.4f}", "yes" if one.unfamiliar else "no", "", *others]
+
+
+def _prediction_table(rows: list[Prediction], top: int) -> Table:
+    table = Table("file", "class", "confidence", "", *(["also possible"] if top > 1 else []))
+    for one in rows:
+        if one.error:
+            table.add_row(str(one.path), "-", "-", one.error)
+            continue
+        others = ", ".join(f"{name} {percent(share, 0)} %" for name, share in one.top[1:3] if share >= 0.01)
+        note = "unlike the learned images" if one.unfamiliar else ""
+        cells = [str(one.path), one.name, f"{percent(one.confidence, 1)} %", note]
+        table.add_row(*cells, *([others] if top > 1 else []))
+    return table
+
+
+def show_evaluation(found: Evaluation, console: Console, out: Path | None = None) -> None:
+    """Print the accuracy by class, the confusions and the wrong photos; write all wrong photos as CSV, if asked."""
+    if out:
+        head = ["file", "class", "predicted", "confidence", "unfamiliar"]
+        rows = [
+            [str(one.path), truth, one.name, f"{one.confidence:.4f}", "yes" if one.unfamiliar else "no"]
+            for truth, one in (*found.wrong, *found.unknown)
+        ]
+        write_atomically(out, csv_text([head, *rows]))
+    table = Table("class", "photos", "recognised", "accuracy", "mostly taken for")
+    for name, (images, right) in found.by_class().items():
+        others = Counter(one.name for truth, one in found.wrong if truth == name).most_common(2)
+        taken = ", ".join(f"{other} ({times})" for other, times in others)
+        table.add_row(name, str(images), str(right), f"{percent(right / images, 1)} %", taken)
+    console.print(table)
+    right = found.images - len(found.wrong)
+    accuracy = f"{percent(found.accuracy, 1)} %"
+    console.print(f"{right} of {counted(found.images, 'photo')} recognised: {accuracy}.", soft_wrap=True)
+    if found.unknown:
+        flagged = sum(one.unfamiliar for _, one in found.unknown)
+        names = shortened(sorted({truth for truth, _ in found.unknown}))
+        console.print(
+            f"{counted(len(found.unknown), 'photo')} of classes that the model does not know ({names}): "
+            f"{flagged} were flagged as unlike the learned images.",
+            soft_wrap=True,
+        )
+    for path, reason in found.unreadable[:LISTED]:
+        console.print(f"{path} {reason}", soft_wrap=True)
+    for truth, one in found.wrong[:LISTED]:
+        console.print(f"wrong: {one.path} is {truth}, predicted {one.name} ({percent(one.confidence, 1)} %)", soft_wrap=True)
+    if len(found.wrong) > LISTED:
+        where = f"all are in {out}" if out else "--out FILE lists all of them"
+        console.print(f"and {len(found.wrong) - LISTED} more wrong photos; {where}.", soft_wrap=True)
+
+
+def show_history(path: Path, console: Console) -> None:
+    """Print what the model has learned and when, and which earlier states can be gone back to; all are verified."""
+    folder = ModelFolder(path)
+    config = folder.read().config
+    earlier = folder.earlier()
+    for one in earlier:
+        folder.read_earlier(one)
+    states = {folder.read_config(one)["state"]: len(folder.read_config(one)["updates"]) for one in earlier}
+    table = Table("update", "date", "classes", "new classes", "photos", "accuracy", "time", "")
+    classes = 0
+    for index, update in enumerate(config["updates"], start=1):
+        classes += len(update["new_classes"])
+        note = "now" if index == len(config["updates"]) else "kept" if index in states.values() else ""
+        more = f" (and more of {shortened(update['more_of'])})" if update["more_of"] else ""
+        accuracy = "-" if update["accuracy"] is None else f"{percent(update['accuracy'], 1)} %"
+        table.add_row(
+            str(index),
+            update["date"].replace("T", " ")[:16],
+            str(classes),
+            (shortened(update["new_classes"]) or "none") + more,
+            str(update["photos"]),
+            accuracy,
+            duration(update["seconds"]),
+            note,
+        )
+    console.print(table)
+    size = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
+    console.print(f"{number(size / 1e6)} MB with its history; every file was verified.", soft_wrap=True)
+    if earlier:
+        console.print(f"`ccfa undo {path}` goes back by one update; {len(earlier)} can be undone.", soft_wrap=True)
+
+
+def undo_shown(path: Path, console: Console) -> None:
+    """Go back to the state before the last update."""
+    folder = ModelFolder(path)
+    if not folder.holds_model():
+        folder.read()
+    with folder.held():
+        before = folder.read_config()
+        folder.undo()
+        after = folder.read_config()
+    gone = shortened(before["updates"][-1]["new_classes"]) or "more photos of known classes"
+    count = counted(len(after["classes"]), "class", "es")
+    console.print(f"Undone: {gone}. {path} knows {count} again.", soft_wrap=True)
+
+
+def run_to_model(run: Path, out: Path, running: Running, console: Console) -> Model:
+    """Make a model folder of a finished run."""
+    from ccfa.deployment.runs import model_of_run
+
+    model = model_of_run(run, out, running)
+    console.print(f"{out} has {counted(len(model.class_names), 'class', 'es')}. {_measured(model)}", soft_wrap=True)
+    return model
+
+
