@@ -1,6 +1,5 @@
 """The model card README.md: what the model is, for people and for the Hub. What its owner wrote is kept."""
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -56,14 +55,17 @@ def _written(config: Mapping[str, Any]) -> str:
         "It was trained with ccfa and can learn more classes without the old photos: `ccfa learn MODEL FOLDER`.",
         "",
         f"- Accuracy: {accuracy if last['held_out'] else 'not measured'}.",
-        f"- Method: {method}, backbone {_plain(config['backbone'])}, head {config['head']}, prediction by "
+        f"- Method: {method}, backbone {config['backbone']}, head {config['head']}, prediction by "
         f"{config['rule'].replace('_', ' ')}.",
         f"- Images: {shown['channels']} channels, the centre square ({shown['crop']:.0%} of the shorter side), "
         f"{shown['size']} x {shown['size']} pixels, {shown['interpolation']}; divided by 255, then normalised with mean "
         f"{_numbers(shown['mean'])} and standard deviation {_numbers(shown['std'])}.",
-        f"- Memory: {sum(one['memory'] for one in classes)} images in `exemplars/`. Leave that folder out to share the "
-        f"model without photos; it can then predict, but not learn.",
     ]
+    if kept := sum(one["memory"] for one in classes):
+        lines.append(
+            f"- Memory: {kept} images, in `exemplars/`. Leave that folder out to share the model without photos; it can "
+            f"then predict, but not learn."
+        )
     if calibration["error"] is not None:
         lines.append(
             f"- Confidence: temperature {calibration['temperature']:.3g}, fitted on {calibration['images']} of these "
@@ -88,10 +90,6 @@ def _percent(value: float | None) -> str:
 
 def _numbers(values: list[float]) -> str:
     return "(" + ", ".join(f"{value:g}" for value in values) + ")"
-
-
-def _plain(description: Any) -> str:
-    return description if isinstance(description, str) else str(json.dumps(description))
 
 
 def _cell(text: str) -> str:

@@ -85,15 +85,20 @@ class Model:
     """A classifier that can be asked, measured, and taught more classes. Open one with `load_model`.
 
     Example:
-        >>> import ccfa, tempfile, pathlib
-        >>> from ccfa.data.embedded import write_photos
-        >>> place = pathlib.Path(tempfile.mkdtemp())
-        >>> photos = write_photos(place / "photos", ["A", "B", "7"], 12)
-        >>> model = ccfa.learn(place / "model", photos, ccfa.Learning(method="ranpac", image_size=16))
+        >>> import tempfile
+        >>> import ccfa
+        >>> from PIL import Image
+        >>> place = Path(tempfile.mkdtemp())
+        >>> for name in ("gold", "navy", "teal"):
+        ...     (place / "photos" / name).mkdir(parents=True)
+        ...     for size in range(8, 20):
+        ...         Image.new("RGB", (size, 16), name).save(place / "photos" / name / f"{size}.png")
+        >>> asked = ccfa.Learning(method="finetune", options={"backbone": "small", "epochs": 4}, image_size=8)
+        >>> model = ccfa.learn(place / "model", place / "photos", asked)
         >>> model.class_names
-        ('7', 'A', 'B')
-        >>> [one.name for one in model.predict(photos / "B")][:3]
-        ['B', 'B', 'B']
+        ('gold', 'navy', 'teal')
+        >>> model.predict(place / "photos" / "navy" / "12.png")[0].name
+        'navy'
     """
 
     def __init__(self, path: Path, state: State, device: torch.device) -> None:

@@ -27,6 +27,7 @@ from ccfa.learning.loop import Observer, num_batches, prepare_phase
 from ccfa.learning.state import restore, state_of
 from ccfa.methods import Budget, Method, Phase
 from ccfa.methods.method import EVERYTHING, NOTHING
+from ccfa.models import BACKBONES
 from ccfa.settings import Experiment, Learning, Running
 
 PHOTOS = "./photos"  # the data set of a model's experiment: any folder, whose defaults it takes
@@ -373,7 +374,7 @@ def new_state(
         "ccfa": ccfa.__version__,
         "state": number,
         "experiment": asdict(experiment),
-        "backbone": describe(method.backbone),
+        "backbone": _backbone_name(method),
         "head": type(learner.network.head).__name__,
         "rule": rule,
         "preprocessing": {
@@ -390,6 +391,11 @@ def new_state(
     }
     memory, kept_out = _memory(learner), _kept_out(learner, held_out)
     return State(config, network, rest, model_card(config, card), memory, kept_out)
+
+
+def _backbone_name(method: Method) -> str:
+    named = [name for name, builder in BACKBONES.items() if builder == method.backbone]
+    return named[0] if named else str(describe(method.backbone))
 
 
 def now() -> str:

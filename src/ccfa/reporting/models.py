@@ -10,7 +10,7 @@ from typing import IO, Literal
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor
 
@@ -181,7 +181,7 @@ def _csv_row(one: Prediction, top: int) -> list[object]:
 
 
 def _prediction_table(rows: list[Prediction], top: int) -> Table:
-    table = Table("file", "class", "confidence", "", *(["also possible"] if top > 1 else []))
+    table = Table(Column("file", overflow="fold"), "class", "confidence", "", *(["also possible"] if top > 1 else []))
     for one in rows:
         if one.error:
             table.add_row(str(one.path), "-", "-", one.error)

@@ -1,0 +1,87 @@
+"""Calibration against plain formulas, and the classifier against the learner's own predictions."""
+
+import numpy as np
+import pytest
+import torch
+
+from ccfa import split
+from ccfa.deployment.scoring import (
+    Classifier,
+    best_temperature,
+    calibrate,
+    calibration_error,
+    probabilities,
+    score,
+)
+from ccfa.evaluation import rule_name
+from toys import learned, tiny, toy_images
+
+
+@pytest.mark.parametrize("name", ["finetune", "podnet", "ucir", "icarl", "bic", "aanet", "il2a"])
+def test_classifier_agrees_with_the_learner(name):
+    learner = learned(tiny(name))
+    means = learner.class_means() if rule_name(learner.method.predict) == "nearest_mean" else None
+    transforms = learner.method.transforms
+    classifier = Classifier(learner.network, transforms.mean, transforms.std, means=means)
+    images = toy_images(seed=3).images
+    assert score(classifier, images).argmax(axis=1).tolist() == learner.predict(images).tolist()
+    assert split(6, 2, 2)[-1] == learner.stage
+
+
+def test_probabilities_are_a_softmax():
+    scores = np.array([[1.0, 2.0, 4.0], [0.0, 0.0, 0.0]])
+    wanted = np.exp(scores / 2) / np.exp(scores / 2).sum(axis=1, keepdims=True)
+    assert probabilities(scores, 2.0) == pytest.approx(wanted)
+    classifier = torch.tensor(scores) / 2
+    assert classifier.softmax(dim=1).numpy() == pytest.approx(wanted)
+
+
+def drawn(temperature, num=4000, classes=5):
+    """Scores whose softmax at a temperature is the truth."""
+    random = np.random.default_rng(0)
+    scores = random.normal(0, 3, (num, classes))
+    shares = probabilities(scores, temperature).cumsum(axis=1)
+    labels = (random.random((num, 1)) > shares).sum(axis=1).clip(max=classes - 1)
+    return scores, labels
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_temperature_is_found(temperature):
+    scores, labels = drawn(temperature)
+    assert best_temperature(scores, labels) == pytest.approx(temperature, rel=0.08)
+    found = calibrate(scores, labels)
+    assert found.error < 0.03
+    assert found.images == len(labels)
+
+
+def test_temperature_follows_the_unit_of_the_scores():
+    scores, labels = drawn(1.0)
+    assert best_temperature(1e4 * scores, labels) == pytest.approx(1e4 * best_temperature(scores, labels))
+
+
+def test_few_right_answers_do_not_make_certain():
+    """Five images, all recognised: at most (n + 1) / (n + 2), not 1."""
+    scores = 10.0 * np.eye(5)
+    temperature = best_temperature(scores, np.arange(5))
+    assert 0.8 < probabilities(scores, temperature).max() < 0.9
+
+
+def test_calibration_error_by_hand():
+    confidences = np.array([0.95, 0.95, 0.55, 0.55])
+    is_right = np.array([True, True, True, False])
+    assert calibration_error(confidences, is_right) == pytest.approx(0.5 * 0.05 + 0.5 * 0.05)
+
+
+def test_threshold_flags_a_twentieth_of_known_images():
+    scores, labels = drawn(1.0)
+    limit = calibrate(scores, labels).unfamiliar_below
+    assert np.mean(scores.max(axis=1) < limit) == pytest.approx(0.05, abs=0.002)
+
+
+def test_without_images_nothing_is_calibrated():
+    found = calibrate(np.empty((0, 3)), np.empty(0, np.int64))
+    assert (found.temperature, found.images, found.unfamiliar_below) == (1.0, 0, None)
+
+
+def test_one_class_has_no_temperature():
+    assert best_temperature(np.ones((3, 1)), np.zeros(3, np.int64)) == 1.0

@@ -1,0 +1,185 @@
+"""Learning from folders: new models, more classes without the old photos, and what is refused."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+import ccfa
+from ccfa import Learning
+from ccfa.deployment import updating
+from ccfa.deployment.updating import estimated_seconds, plan_update
+from ccfa.errors import DataError, LockedError, UsageError
+from commands import contents
+from pictures import QUICK, SIZE, draw
+
+
+@pytest.fixture
+def place(tmp_path):
+    draw(tmp_path / "first", "abc")
+    draw(tmp_path / "second", "de")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """A model of three classes; tests copy it."""
+    place = tmp_path_factory.mktemp("learned")
+    ccfa.learn(place / "model", draw(place / "first", "abc"), QUICK)
+    return place / "model"
+
+
+def copied(learned, place):
+    return shutil.copytree(learned, place / "model")
+
+
+def test_new_classes_are_learned_without_the_old_photos(learned, place):
+    path = copied(learned, place)
+    model = ccfa.learn(path, place / "second")
+    assert model.class_names == ("a", "b", "c", "d", "e")
+    assert [one["stage"] for one in model.config["classes"]] == [0, 0, 0, 1, 1]
+    assert [one["images"] for one in model.config["classes"]] == [8] * 5
+    assert [one["memory"] for one in model.config["classes"]] == [4] * 5
+    assert len(model.state.memory.labels) == 20
+    again = ccfa.load_model(path)
+    pixels = model.state.memory.images
+    assert [one.top for one in again.predict(pixels)] == [one.top for one in model.predict(pixels)]
+
+
+def test_old_exemplars_stay_as_they_were(learned, place):
+    before = ccfa.load_model(learned).state.memory
+    after = ccfa.learn(copied(learned, place), place / "second").state.memory
+    old = after.labels < 3
+    assert torch.equal(after.images[old], before.images)
+
+
+def test_learning_equals_a_learner_that_was_never_stored(place):
+    """A model that is stored between stages learns as one learner over both stages does."""
+    first, second = draw(place / "a-first", "abc"), draw(place / "a-second", "de")
+    asked = replace(QUICK, held_out=0.0)
+    ccfa.learn(place / "model", first, asked)
+    model = ccfa.learn(place / "model", second, Learning(held_out=0.0))
+    both = place / "both"
+    for folder in (*first.iterdir(), *second.iterdir()):
+        shutil.copytree(folder, both / folder.name)
+    photos = ccfa.data.read_photos(both, model.framing)
+    learner = ccfa.Learner(model.method, photos.images)
+    for stage in ccfa.split(5, 3, 2):
+        learner.learn(stage)
+    for name, tensor in learner.network.state_dict().items():
+        assert torch.equal(tensor, model.state.network[name]), name
+
+
+def test_known_classes_are_left_out_unless_asked(learned, place):
+    path = copied(learned, place)
+    draw(place / "second", "a", count=6, seed=5)
+    plan = plan_update(path, place / "second", Learning())
+    assert (plan.new, plan.left_out, plan.more) == (("d", "e"), ("a",), ())
+    plan = plan_update(path, place / "second", Learning(more=True))
+    assert (plan.left_out, plan.more) == ((), ("a",))
+    model = ccfa.learn(path, place / "second", Learning(more=True))
+    one = model.config["classes"][0]
+    assert (one["images"], one["memory"]) == (8 + 5, 4)
+
+
+def test_nothing_to_learn_is_an_error(learned, place):
+    with pytest.raises(UsageError, match="--more"):
+        plan_update(copied(learned, place), place / "first", Learning())
+
+
+def test_more_photos_alone_are_refused_where_nothing_can_learn_them(learned, place):
+    with pytest.raises(UsageError, match="new class"):
+        plan_update(copied(learned, place), place / "first", Learning(more=True))
+
+
+@pytest.mark.parametrize(
+    "asked", [{"method": "podnet"}, {"image_size": 9}, {"seed": 4}, {"options": {"epochs": 9}}, {"ccfa": True}]
+)
+def test_another_model_is_not_made_of_an_existing_one(learned, place, asked):
+    with pytest.raises(UsageError, match="would make another"):
+        plan_update(copied(learned, place), place / "second", Learning(**asked))
+
+
+def test_failed_learning_changes_nothing(learned, place, monkeypatch):
+    path = copied(learned, place)
+    before = contents(path)
+
+    def fail(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(updating, "new_state", fail)
+    with pytest.raises(KeyboardInterrupt):
+        ccfa.learn(path, place / "second")
+    assert contents(path) == before
+
+
+def test_plan_writes_nothing(place):
+    plan = plan_update(place / "model", place / "first", QUICK)
+    assert estimated_seconds(plan) > 0
+    assert not (place / "model").exists()
+
+
+def test_plan_that_is_out_of_date_is_refused(learned, place):
+    path = copied(learned, place)
+    plan = plan_update(path, place / "second", Learning())
+    ccfa.learn(path, draw(place / "third", "f"))
+    with pytest.raises(LockedError, match="changed"):
+        updating.carry_out(plan)
+
+
+def test_memory_in_megabytes(place):
+    asked = replace(QUICK, memory=None, memory_mb=20 * 3 * SIZE * SIZE / 1e6)
+    model = ccfa.learn(place / "model", place / "first", asked)
+    assert len(model.state.memory.labels) == 15  # five each; four fifths of 20 images
+    assert len(model.state.held_out.labels) <= 6
+    model = ccfa.learn(place / "model", place / "second")
+    assert len(model.state.memory.labels) == 15
+    with pytest.raises(UsageError, match="fewer than one"):
+        plan_update(place / "other", place / "first", replace(asked, memory_mb=1e-6))
+
+
+def test_method_without_memory_stores_no_image(place):
+    asked = Learning(method="finetune", options=dict(QUICK.options), image_size=SIZE)
+    model = ccfa.learn(place / "model", place / "first", asked)
+    assert not list((place / "model" / "exemplars").rglob("*.png"))
+    model = model.learn(place / "second")
+    assert len(model.class_names) == 5
+
+
+def test_left_out_exemplars_are_missed(learned, place):
+    path = copied(learned, place)
+    shutil.rmtree(path / "exemplars")
+    assert ccfa.load_model(path).predict(place / "first" / "a")
+    with pytest.raises(UsageError, match="left out"):
+        ccfa.learn(path, place / "second")
+
+
+def test_class_of_one_photo_is_learned(place):
+    draw(place / "first", "x", count=1)
+    model = ccfa.learn(place / "model", place / "first", QUICK)
+    one = model.config["classes"][-1]
+    assert (one["images"], one["held_out"], one["accuracy"]) == (1, 0, None)
+    assert any("one image only" in note for note in plan_update(place / "m2", place / "first", QUICK).notes)
+
+
+def test_duplicates_are_learned_once(place):
+    shutil.copy(place / "first/a/00.png", place / "first/a/copy.png")
+    assert ccfa.learn(place / "model", place / "first", QUICK).config["classes"][0]["images"] == 8
+
+
+def test_nearest_mean_is_stored(place):
+    asked = Learning(method="icarl", options={"backbone": "small", "epochs": 2, "batch_size": 8}, image_size=SIZE, memory=4)
+    model = ccfa.learn(place / "model", place / "first", asked)
+    assert model.rule == "nearest_mean"
+    shutil.rmtree(place / "model" / "exemplars")
+    photos = sorted((place / "first/b").iterdir())
+    assert [one.name for one in ccfa.load_model(place / "model").predict(photos)] == [
+        one.name for one in model.predict(photos)
+    ]
+
+
+def test_empty_folder_is_an_error(place):
+    (place / "empty").mkdir()
+    with pytest.raises(DataError):
+        plan_update(place / "model", place / "empty", QUICK)
