@@ -1,6 +1,10 @@
 """Learning from folders: new models, more classes without the old photos, and what is refused."""
 
+import os
+import random
 import shutil
+import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,6 +15,7 @@ from ccfa import Learning
 from ccfa.deployment import updating
 from ccfa.deployment.updating import estimated_seconds, plan_update
 from ccfa.errors import DataError, LockedError, UsageError
+from children import started, wait
 from commands import contents
 from pictures import QUICK, SIZE, draw
 
@@ -183,3 +188,34 @@ def test_empty_folder_is_an_error(place):
     (place / "empty").mkdir()
     with pytest.raises(DataError):
         plan_update(place / "model", place / "empty", QUICK)
+
+
+@pytest.mark.soak
+def test_learn_killed_a_hundred_times(learned, place):
+    """At random moments: the model always loads, and is the old or the new one."""
+    chance = random.Random(0)
+    old = contents(learned)
+    began = time.monotonic()
+    assert wait(started(lambda: ccfa.learn(copied(learned, place), place / "second"))) == 0
+    length = time.monotonic() - began
+    new = ccfa.load_model(place / "model").state
+    ends = []
+    for number in range(100):
+        path = place / f"killed-{number}" / "model"
+        copied(learned, path.parent)
+        process = started(lambda path=path: ccfa.learn(path, place / "second"))
+        # Half of the kills are near the end, where the new model is written.
+        time.sleep(length * (chance.uniform(0, 1.1) if number % 2 else chance.uniform(0.85, 1.05)))
+        os.kill(process, signal.SIGKILL)
+        wait(process)
+        state = ccfa.load_model(path).state
+        ends.append(len(state.config["classes"]))
+        if ends[-1] == 3:
+            assert {name: old[name] for name in old if name != ".lock"}.items() <= contents(path).items()
+        else:
+            assert all(torch.equal(tensor, new.network[name]) for name, tensor in state.network.items())
+            assert torch.equal(state.memory.images, new.memory.images)
+        assert len(ccfa.learn(path, draw(place / "third", "f")).class_names) == ends[-1] + 1
+        shutil.rmtree(path.parent)
+    print(f"{ends.count(3)} old, {ends.count(5)} new")
+    assert {3, 5} == set(ends)

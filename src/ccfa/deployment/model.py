@@ -150,6 +150,7 @@ class Model:
 
     def predict_files(self, paths: Iterable[Path], top: int = 5) -> Iterator[Prediction]:
         """Predict the class of each file, one after the other; the files are read in chunks."""
+        _require_some(top)
         paths = iter(paths)
         while chunk := list(islice(paths, CHUNK)):
             pixels, good, unreadable = decode_files(chunk, self.framing)
@@ -178,8 +179,7 @@ class Model:
         return pixels
 
     def _predicted(self, pixels: Tensor, top: int) -> list[Prediction]:
-        if top < 1:
-            raise UsageError(f"At least one class must be listed for each image, got {top}.")
+        _require_some(top)
         scores = score(self.classifier, pixels)
         shares = probabilities(scores, self.calibration.temperature)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
@@ -252,6 +252,11 @@ def load_model(path: Path | str, device: str = "auto") -> Model:
         The model.
     """
     return Model(Path(path), ModelFolder(path).read(), pick_device(device))
+
+
+def _require_some(top: int) -> None:
+    if top < 1:
+        raise UsageError(f"At least one class must be listed for each image, got {top}.")
 
 
 def _files(paths: Iterable[Path | str]) -> Iterator[Path]:

@@ -51,13 +51,19 @@ class Classifier(nn.Module):
         return scores, (scores / self.temperature).softmax(dim=1)
 
     def scores(self, images: Tensor) -> Tensor:
+        """The scores (N, classes) of uint8 images."""
+        return self.read(self.embed(images))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """The backbone's embeddings (N, dim) of uint8 images."""
+        return self.network.backbone(normalise(images, self.mean, self.std)).embedding
+
+    def read(self, embedding: Tensor) -> Tensor:
         """Logits or, by the nearest mean, minus the squared distance of the embedding's direction to each mean."""
-        pixels = normalise(images, self.mean, self.std)
         if self.means is None:
-            logits: Tensor = self.network(pixels)
+            logits: Tensor = self.network.head(self.network.head.embed(embedding))
             return logits
-        directions = F.normalize(self.network.backbone(pixels).embedding)
-        return 2 * directions @ self.means.T - self.means.square().sum(dim=1) - 1
+        return 2 * F.normalize(embedding) @ self.means.T - self.means.square().sum(dim=1) - 1
 
 
 class Calibration(NamedTuple):
@@ -146,6 +152,20 @@ def calibration_error(confidences: Floats, is_right: NDArray[np.bool_]) -> float
 @torch.no_grad()
 def score(classifier: Classifier, images: Tensor, batch_size: int = 128) -> Floats:
     """The scores (N, classes) of uint8 images, batch by batch."""
+    return read(classifier, embed(classifier, images, batch_size))
+
+
+@torch.no_grad()
+def embed(classifier: Classifier, images: Tensor, batch_size: int = 128) -> Tensor:
+    """The embeddings (N, dim) of uint8 images, batch by batch, on the CPU."""
     device = next(classifier.parameters()).device
-    parts = [classifier.scores(part.to(device)).float().cpu() for part in images.split(batch_size)]
-    return torch.cat(parts).double().numpy() if parts else np.empty((0, classifier.network.head.num_classes))
+    parts = [classifier.embed(part.to(device)).float().cpu() for part in images.split(batch_size)]
+    return torch.cat([torch.empty(0, classifier.network.backbone.dim), *parts])
+
+
+@torch.no_grad()
+def read(classifier: Classifier, embeddings: Tensor) -> Floats:
+    """The scores (N, classes) of embeddings."""
+    device = next(classifier.parameters()).device
+    scores: Floats = classifier.read(embeddings.to(device)).double().cpu().numpy()
+    return scores

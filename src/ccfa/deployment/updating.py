@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from ccfa.data import Framing, ImageSet, Photos, Stage, read_photos
 from ccfa.deployment.card import model_card
 from ccfa.deployment.folder import Images, ModelFolder, State
 from ccfa.deployment.model import RULES, Model
-from ccfa.deployment.scoring import Classifier, calibrate, score
+from ccfa.deployment.scoring import Classifier, calibrate, embed, read
 from ccfa.errors import LockedError, UsageError
 from ccfa.evaluation import rule_name
 from ccfa.experiments.experiment import describe, experiment_method
@@ -27,6 +27,7 @@ from ccfa.learning.loop import Observer, num_batches, prepare_phase
 from ccfa.learning.state import restore, state_of
 from ccfa.methods import Budget, Method, Phase
 from ccfa.methods.method import EVERYTHING, NOTHING
+from ccfa.methods.readouts import RidgeReadOut
 from ccfa.models import BACKBONES
 from ccfa.settings import Experiment, Learning, Running
 
@@ -122,17 +123,22 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
             f"learn from more photos of them."
         )
     method = _with_budget(method, asked, before, framing, len(known) + len(new))
-    if more and not new and method.memory != EVERYTHING:
+    if more and not new and not _learns_more(method):
         raise UsageError(f"{method.name} learns from more photos of known classes only together with a new class.")
     train, held_out = _images(photos, before, (*known, *new), asked, more, experiment.seed)
     index = int(before.config["learner"]["stage"][0]) + 1 if before else 0
-    stage = Stage(index, len(known), len(known) + len(new))
+    stage = Stage(index if new else index - 1, len(known), len(known) + len(new))
     if stage.num_seen == 1:
         notes.append("There is one class only, so every prediction is right. Learn a second one.")
     return Plan(
         place, before, experiment, method, framing, photos, new, more, left_out, train, held_out, stage,
         tuple(notes), asked,
     )  # fmt: skip
+
+
+def _learns_more(method: Method) -> bool:
+    """Whether more photos of known classes are learned without a new stage."""
+    return any(isinstance(term(), RidgeReadOut) for term in method.terms)
 
 
 def _new_experiment(asked: Learning) -> Experiment:
@@ -264,7 +270,7 @@ def _learner(plan: Plan, running: Running, observer: Observer | None) -> Learner
                 f"without them. The model can predict as before."
             )
         tensors = {f"network.{name}": tensor for name, tensor in state.network.items() if name != "means"}
-        tensors |= state.learner
+        tensors |= {name: part for name, part in state.learner.items() if not name.startswith("held_out.")}
         rows = [torch.nonzero(stored == label).flatten() for label in range(num_old)] if len(stored) else []
         tensors |= {f"memory.{label}": one for label, one in enumerate(rows)}
         restore(learner, tensors, {**state.config["learner"], "num_classes_stored": len(rows), "phases": []})
@@ -288,19 +294,26 @@ def carry_out(plan: Plan, running: Running = DEFAULTS, observer: Observer | None
             raise LockedError(f"{plan.folder.path} was changed by another process meanwhile. Try again.")
         began = time.monotonic()
         learner = _learner(plan, running, observer)
-        learner.learn(plan.stage)
-        _trim(learner, plan)
+        if plan.new:
+            learner.learn(plan.stage)
+        if plan.more:
+            _conclude_more(learner, plan)
         state = _state(plan, learner, time.monotonic() - began)
         plan.folder.replace(state, plan.asked.keep)
     return Model(plan.folder.path, state, learner.device)
 
 
-def _trim(learner: Learner, plan: Plan) -> None:
-    """Choose anew among the exemplars of a class and its additional photos."""
-    quota = plan.method.memory.quota(plan.stage.num_seen)
-    for label in {plan.train.class_names.index(name) for name in plan.more} if plan.method.select_exemplars else ():
+def _conclude_more(learner: Learner, plan: Plan) -> None:
+    """Add the new photos of known classes to what a read-out has learned, or choose exemplars among them."""
+    labels = {plan.train.class_names.index(name) for name in plan.more}
+    for term in learner.terms:
+        if isinstance(term, RidgeReadOut):
+            rows = torch.cat([plan.train.rows(label, label + 1) for label in labels])
+            term.learn_more(learner.network.head, learner.embeddings(rows), plan.train.labels[rows])
+    quota, select = plan.method.memory.quota(plan.stage.num_seen), plan.method.select_exemplars
+    for label in labels if select and learner.memory.classes else ():
         rows = learner.memory.classes[label]
-        chosen = plan.method.select_exemplars([learner.embeddings(rows)], quota, learner.generator("more", label))
+        chosen = select([learner.embeddings(rows)], quota, learner.generator("more", label))
         learner.memory.classes[label] = rows[chosen[0]]
 
 
@@ -327,6 +340,7 @@ def _state(plan: Plan, learner: Learner, seconds: float) -> State:
         experiment=plan.experiment,
         framing=plan.framing,
         held_out=plan.held_out,
+        earlier=plan.before.state.learner if plan.before else None,
         classes=classes,
         updates=[*config.get("updates", []), update],
         number=config.get("state", 0) + 1,
@@ -342,12 +356,14 @@ def new_state(
     held_out: ImageSet | None,
     classes: list[dict[str, Any]],
     updates: list[dict[str, Any]],
+    earlier: Mapping[str, Tensor] | None = None,
     number: int = 1,
     card: str = "",
 ) -> State:
     """The state of a model that a learner has become: what it keeps, measured on images it was not trained on.
 
-    `classes` and `updates` are completed: the memory of each class, and the accuracies.
+    `classes` and `updates` are completed: the memory of each class, and the accuracies. `earlier` may hold the
+    embeddings of held-out images of earlier updates.
     """
     method, num_seen = learner.method, learner.stage.num_seen
     rule, transforms = rule_name(method.predict), method.transforms
@@ -357,10 +373,11 @@ def new_state(
     means = learner.class_means() if rule == "nearest_mean" else None
     if means is not None:
         network["means"] = means
-    scores, labels = np.empty((0, num_seen)), np.empty(0, np.int64)
-    if held_out:
-        classifier = Classifier(learner.network, transforms.mean, transforms.std, means=means)
-        scores, labels = score(classifier, held_out.images), held_out.labels.cpu().numpy()
+    classifier = Classifier(learner.network.frozen_copy(), transforms.mean, transforms.std, means=means)
+    embeddings, of_embeddings = _held_embeddings(classifier, held_out, earlier or {})
+    scores, labels = read(classifier, embeddings), of_embeddings.numpy()
+    if is_frozen(method, learner.stage):  # embeddings stay what they are, so they serve later updates without the photos
+        rest |= {"held_out.embeddings": embeddings, "held_out.labels": of_embeddings}
     right = scores.argmax(axis=1) == labels
     kept = [len(rows) for rows in learner.memory.classes] or [0] * num_seen
     for label, one in enumerate(classes):
@@ -391,6 +408,24 @@ def new_state(
     }
     memory, kept_out = _memory(learner), _kept_out(learner, held_out)
     return State(config, network, rest, model_card(config, card), memory, kept_out)
+
+
+def is_frozen(method: Method, stage: Stage) -> bool:
+    """Whether the method trains nothing in the stages after this one, so that embeddings never change."""
+    return not any(phase.epochs for phase in method.phases(Stage(stage.index + 1, stage.num_seen, stage.num_seen + 1)))
+
+
+def _held_embeddings(
+    classifier: Classifier, held_out: ImageSet | None, earlier: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Embeddings and labels of the held-out images, with those that earlier updates have left."""
+    parts = [(torch.empty(0, classifier.network.backbone.dim), torch.empty(0, dtype=torch.int64))]
+    if "held_out.embeddings" in earlier:
+        parts.append((earlier["held_out.embeddings"], earlier["held_out.labels"]))
+    if held_out:
+        parts.append((embed(classifier, held_out.images), held_out.labels.cpu()))
+    embeddings, labels = zip(*parts, strict=True)
+    return torch.cat(embeddings), torch.cat(labels)
 
 
 def _backbone_name(method: Method) -> str:

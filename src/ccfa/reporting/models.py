@@ -137,6 +137,8 @@ def predict_shown(
         raise DataError("There are no photos to predict.")
     if form == "table":
         console.print(_prediction_table(rows, top))
+    if unreadable == len(rows):
+        raise DataError(f"None of the photos could be read; the first one {rows[0].error}.")
     if unreadable:
         print(f"{counted(unreadable, 'file')} of {len(rows)} could not be read.", file=sys.stderr)
 

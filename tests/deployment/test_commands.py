@@ -1,0 +1,128 @@
+"""`ccfa learn`, `predict`, `evaluate`, `history`, `undo` and `model`, as they are typed."""
+
+import csv
+import io
+import json
+import shutil
+import sys
+
+import pytest
+
+import ccfa
+from commands import contents
+from pictures import QUICK, SIZE, draw
+
+WORDS = ["--method", "replay", "--image-size", SIZE, "--memory", 4, "--set", "backbone=small", "epochs=3", "batch_size=8"]
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    place = tmp_path_factory.mktemp("learned")
+    ccfa.learn(place / "model", draw(place / "first", "abc"), QUICK)
+    return place
+
+
+@pytest.fixture
+def place(learned, tmp_path):
+    draw(tmp_path / "second", "de")
+    return shutil.copytree(learned, tmp_path, dirs_exist_ok=True)
+
+
+def test_dry_run_says_what_would_happen(call, tmp_path):
+    code, out, _ = call("learn", tmp_path / "model", draw(tmp_path / "first", "abc"), "--dry-run", *WORDS)
+    assert code == 0
+    assert "3 classes, 30 images" in out
+    assert "about" in out
+    assert not (tmp_path / "model").exists()
+
+
+def test_learn_predict_evaluate_undo(call, place):
+    model = place / "model"
+    shutil.rmtree(place / "first")
+    code, out, _ = call("learn", model, place / "second")
+    assert code == 0
+    assert "12 images of the model's memory" in out
+    assert call("evaluate", model, place / "second")[0] == 0
+    code, out, _ = call("history", model)
+    assert code == 0
+    assert "1 can be undone" in out
+    code, out, _ = call("undo", model)
+    assert "3 classes again" in out
+    assert len(ccfa.load_model(model).class_names) == 3
+    assert call("undo", model)[0] == 2
+
+
+def test_predictions_as_json_lines(call, place):
+    code, out, err = call("predict", place / "model", place / "first", "--format", "json", "--top", 2)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert (code, len(rows)) == (0, 30)
+    assert rows[0]["file"].endswith("00.png")
+    assert len(rows[0]["top"]) == 2
+
+
+def test_predictions_as_csv_with_bad_files(call, place):
+    bad = place / "=bad.jpg"
+    bad.write_bytes(b"nothing")
+    code, out, err = call("predict", place / "model", bad, place / "first/a/00.png", "--format", "csv", "--top", 2)
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0
+    assert [bool(row["error"]) for row in rows] == [True, False]
+    assert rows[1]["class"] in "abc"
+    assert "1 file of 2" in err
+
+
+def test_predictions_of_names_on_standard_input(call, place, monkeypatch):
+    names = "\n".join(str(path) for path in sorted((place / "first/a").iterdir())) + "\n\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(names))
+    code, out, _ = call("predict", place / "model", "-", "--format", "json")
+    assert (code, len(out.splitlines())) == (0, 10)
+
+
+def test_long_names_are_shown_whole(call, place):
+    path = place / ("x" * 120 + ".png")
+    shutil.copy(place / "first/a/00.png", path)
+    code, out, _ = call("predict", place / "model", path)
+    assert out.replace("\n", "").count("x") >= 120
+
+
+def test_wrong_photos_are_written(call, place):
+    shutil.copy(place / "first/a/00.png", place / "first/b/wrong.png")
+    code, out, _ = call("evaluate", place / "model", place / "first", "--out", place / "wrong.csv")
+    assert code == 0
+    assert "wrong.png" in (place / "wrong.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["predict", "nowhere", "x.png"], 4),
+        (["predict", "{model}"], 2),
+        (["predict", "{model}", "{empty}"], 3),
+        (["predict", "{model}", "x.png"], 3),
+        (["predict", "{model}", "x.png", "--top", 0], 2),
+        (["evaluate", "{model}", "{empty}"], 3),
+        (["history", "{empty}"], 4),
+        (["undo", "{empty}"], 4),
+        (["learn", "{model}", "{empty}"], 3),
+        (["learn", "{first}", "{first}"], 2),
+        (["learn", "{model}", "{second}", "--method", "podnet"], 2),
+        (["learn", "{new}", "{first}", "--method", "podnett"], 2),
+        (["learn", "{new}", "{first}", "--memory", 2, "--memory-mb", 1], 2),
+        (["model", "{empty}", "{new}"], 4),
+    ],
+)
+def test_mistakes_are_explained_and_change_nothing(call, place, words, code):
+    (place / "empty").mkdir()
+    named = {name: place / name for name in ("model", "empty", "first", "second", "new")}
+    before = contents(place)
+    found, _, err = call(*(str(word).format(**named) for word in words))
+    assert (found, err.startswith("error: ")) == (code, True)
+    assert contents(place) == before
+
+
+def test_run_becomes_a_model(call, tmp_path):
+    assert call("run", "finetune", "--set", "epochs=1", "--scenario", "9,1", "--out", tmp_path / "run")[0] == 0
+    code, out, _ = call("model", tmp_path / "run", tmp_path / "model")
+    assert code == 0
+    assert "10 classes" in out
+    assert call("model", tmp_path / "run", tmp_path / "model")[0] == 2
