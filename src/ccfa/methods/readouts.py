@@ -102,6 +102,7 @@ class ReadOutHead(Head):
         super().grow(num_new, generator)
         if is_first:
             self.trained.grow(num_new, generator)
+        if is_first and self.num_random:
             self.projection = self._drawn(generator).to(self.new)
 
     def initial(self, num_new: int, generator: Generator | None) -> Tensor:
