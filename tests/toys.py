@@ -21,6 +21,7 @@ torch.set_num_threads(1)  # on tensors this small, threads only wait for each ot
 
 TOY = Transforms((0.5, 0.5, 0.5), (0.25, 0.25, 0.25), padding=1, flip=True, brightness=0.2)
 STAGES = split(6, 2, 2)
+SMALLER: dict[str, dict[str, Any]] = {"ranpac": {"projection": 40}, "acil": {"projection": 40}}  # thousands by default
 AUGMENTATIONS: dict[str, Any] = {
     "nothing": None,
     "ccfa": CCFA(count=2, steps=3),
@@ -72,7 +73,7 @@ class Only:
 
 def tiny(name: str, memory: Budget | None = None, epochs: int = 2, **options: Any) -> Method:
     """The method of that name on the small backbone, in short phases, with 3 exemplars a class."""
-    method = METHODS[name](backbone="small", transforms=TOY, **options)
+    method = METHODS[name](backbone="small", transforms=TOY, **SMALLER.get(name, {}) | options)
     method = replace(method, phases=Shortened(method.phases, epochs))
     return with_memory(method, memory or Budget(per_class=3)) if has_memory_size(method) else method
 

@@ -39,8 +39,8 @@ def results(path):
 
 
 # podnet trains by the paper; afc looks at all images again afterwards; pass drops outputs; bic holds images out; gdumb
-# starts from a new network at each stage.
-@pytest.mark.parametrize("name", ["podnet", "afc", "pass", "bic", "gdumb"])
+# starts from a new network at each stage; acil replaces its head.
+@pytest.mark.parametrize("name", ["podnet", "afc", "pass", "bic", "gdumb", "acil"])
 def test_a_stored_first_stage_changes_nothing(tmp_path, name):
     resolved, store = toy_resolved(name, epochs=1), tmp_path / "store"
     audiences = {"alone": Silent(), "storing": Silent(), "taking": Silent()}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ccfa.data.cache import keep, key_of, recall
 from ccfa.errors import DataError, UsageError
 from ccfa.files import read_regular
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # A list of our own: the rarer decoders of Pillow are where its security fixes have been.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
+VERSION = 1  # of what this file makes of an image: raise it when that changes, so that no older cache is used
 MAX_PIXELS = 64_000_000
 MAX_BYTES = 300_000_000  # of a file: more than so many pixels need without compression
 MAX_IMAGE_SIZE = 4096
@@ -85,7 +87,13 @@ def decode_files(paths: Sequence[Path], framing: Framing, cache: Path | None = N
         >>> (images.shape, rows, unreadable[0][1])
         ((0, 3, 32, 32), [], 'cannot be read: No such file or directory')
     """
+    key = key_of(paths, _decoder(framing)) if cache else ""
+    known, rows = (recall(cache, key) if cache else None) or (None, [])
+    if known is not None and len(rows) == len(paths):
+        return Decoded(known, rows, [])
     images = np.zeros((len(paths), 3, framing.size, framing.size), dtype=np.uint8)
+    images[rows] = known if known is not None else 0
+    reasons = dict.fromkeys(rows, "")
 
     def decode(row: int) -> str:
         try:
@@ -94,11 +102,16 @@ def decode_files(paths: Sequence[Path], framing: Framing, cache: Path | None = N
             return str(error)
         return ""
 
+    # Bad files are tried again: the reason may have been a passing one, or a package that is there now.
+    others = sorted(set(range(len(paths))) - set(rows))
     with ThreadPool(min(8, os.cpu_count() or 1)) as pool:
-        reasons = list(pool.imap(decode, range(len(paths)), chunksize=16))
-    rows = [row for row, reason in enumerate(reasons) if not reason]
-    unreadable = [(path, reason) for path, reason in zip(paths, reasons, strict=True) if reason]
-    return Decoded(images[rows] if unreadable else images, rows, unreadable)
+        reasons |= zip(others, pool.imap(decode, others, chunksize=16), strict=True)
+    good = [row for row in range(len(paths)) if not reasons[row]]
+    unreadable = [(path, reasons[row]) for row, path in enumerate(paths) if reasons[row]]
+    images = images[good] if unreadable else images
+    if cache and good != rows:
+        keep(cache, key, images, good)
+    return Decoded(images, good, unreadable)
 
 
 def decode_image(path: Path, framing: Framing) -> Pixels:
@@ -143,9 +156,9 @@ def decode_bytes(content: bytes, framing: Framing) -> Pixels:
             file.draft("RGB", (needed, needed))  # a large JPEG is decoded at 1/2, 1/4 or 1/8, but never smaller
             image = _rgb(ImageOps.exif_transpose(file))
     except UnidentifiedImageError:
-        if content[4:8] == b"ftyp" and content[8:12] in _HEIC_BRANDS:
+        if "HEIF" not in _formats() and content[4:8] == b"ftyp" and content[8:12] in _HEIC_BRANDS:
             raise DataError("is a HEIC photo: pip install 'ccfa[heic]'") from None
-        raise DataError(f"is not an image of a known format ({', '.join(FORMATS)})") from None
+        raise DataError(f"is not an image of a known format ({', '.join(_formats())}), or damaged") from None
     except DataError:
         raise
     except Exception as error:  # damaged files make Pillow raise almost anything
@@ -156,6 +169,12 @@ def decode_bytes(content: bytes, framing: Framing) -> Pixels:
     box, method = (left, top, left + side, top + side), Image.Resampling[framing.interpolation.upper()]
     square = image.resize((framing.size, framing.size), method, box=box)
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+
+def _decoder(framing: Framing) -> str:
+    import PIL
+
+    return f"{VERSION} {PIL.__version__} {framing}"
 
 
 @functools.cache

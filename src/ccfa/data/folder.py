@@ -142,7 +142,9 @@ def read_photos(
             else:
                 files.append((label, path))
     images, rows, unreadable = decode_files([path for _, path in files], framing or Framing(), cache)
-    unreadable = [(path, _with_hint(path, reason)) for path, reason in unreadable]
+    if not recursive:
+        hint = "; --recursive (recursive=True) reads what is in it"
+        unreadable = [(path, reason + hint * os.path.isdir(path)) for path, reason in unreadable]
     files = [files[row] for row in rows]
     labels = np.array([label for label, _ in files], dtype=np.int64)
     counts = np.bincount(labels, minlength=len(folders))
@@ -233,7 +235,9 @@ def find_images(path: str | Path, recursive: bool = True) -> list[Path]:
     path = Path(path)
     if os.path.exists(path) and not os.path.isdir(path):
         return [path]
-    found = [file for file, is_left_out in _files(path, recursive) if not is_left_out and not os.path.isdir(file)]
+    found = [file for file, is_left_out in _files(path, recursive) if not is_left_out]
+    if not recursive:
+        found = [file for file in found if not os.path.isdir(file)]
     if not found:
         raise DataError(f"{path} has no images. Expected a folder with image files, or a single one.")
     return found
@@ -261,18 +265,23 @@ def _class_folders(root: Path) -> dict[str, Path]:
     return folders
 
 
-def _files(folder: Path, recursive: bool, around: tuple[str, ...] = ()) -> Iterator[tuple[Path, bool]]:
-    """What is in a folder, sorted, each with whether it is left out; `around` are the folders that it is in."""
-    around = (*around, os.path.realpath(folder))
-    for path in _listed(folder):
-        is_folder = os.path.isdir(path)
+def _files(folder: Path, recursive: bool) -> Iterator[tuple[Path, bool]]:
+    """What is in a folder, sorted, each with whether it is left out; a folder inside it only if it is not read."""
+    waiting, seen = _listed(folder)[::-1], {os.path.realpath(folder)}
+    while waiting:
+        path = waiting.pop()
         if _is_left_by_systems(path.name):
             yield path, True
-        elif is_folder and recursive:
-            if os.path.realpath(path) not in around:  # a link to a folder around it would never end
-                yield from _files(path, recursive, around)
-        else:
-            yield path, not is_folder and path.suffix.lower() in _TEXTS
+        elif not os.path.isdir(path):
+            yield path, path.suffix.lower() in _TEXTS
+        elif not recursive:
+            yield path, False
+        elif (place := os.path.realpath(path)) not in seen:  # links may go round in circles
+            seen.add(place)
+            try:
+                waiting += _listed(path)[::-1]
+            except DataError:
+                yield path, False
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -284,10 +293,6 @@ def _listed(folder: Path) -> list[Path]:
 
 def _is_left_by_systems(name: str) -> bool:
     return name.startswith(".") or name.lower() in _LEFT_BY_SYSTEMS
-
-
-def _with_hint(path: Path, reason: str) -> str:
-    return f"{reason}; --recursive (recursive=True) reads what is in it" if os.path.isdir(path) else reason
 
 
 def _same_images(

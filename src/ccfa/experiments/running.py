@@ -40,6 +40,7 @@ from ccfa.learning.acceleration import (
     pick_device,
     suit_threads,
 )
+from ccfa.learning.learner import EVALUATION_BATCH
 from ccfa.learning.state import restore, state_of
 from ccfa.plugins import loaded_plugins
 from ccfa.settings import Running
@@ -84,7 +85,8 @@ def run(
         if not directory.is_finished():
             try:
                 directory.set_status("running")
-                with memory_errors_explained(resolved.method.phases(resolved.stages[0])[0].batch_size):
+                phases = resolved.method.phases(resolved.stages[0])
+                with memory_errors_explained(phases[0].batch_size if phases else EVALUATION_BATCH):
                     learner = Learner(
                         resolved.method,
                         resolved.train,

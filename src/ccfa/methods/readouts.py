@@ -1,0 +1,254 @@
+"""Read-outs in closed form, on a backbone that is frozen after the first stage: RanPAC and ACIL.
+
+RanPAC: McDonnell et al., "Random Projections and Pre-trained Models for Continual Learning", NeurIPS 2023. ACIL: Zhuang
+et al., "ACIL: Analytic Class-Incremental Learning with Absolute Memorization and Privacy Protection", NeurIPS 2022.
+Both are ridge regression from random features h of an image to its class as a one-hot vector y. It needs two sums over
+the images of all stages, G = sum h h' and Q = sum h y', and none of the images.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from ccfa.errors import DivergedError, UsageError
+from ccfa.losses import cross_entropy
+from ccfa.methods.method import LearnerView, Method, Recipe, Step, Term, register_method
+from ccfa.methods.parts import Phases, Steps, class_blocks
+from ccfa.models import Head, LinearHead, Network
+
+RIDGES = tuple(10.0**power for power in range(-8, 9))  # RanPAC's candidates
+FITTED = 0.8  # the fraction of a stage's images to which candidates are fitted; the others compare them
+ROWS_AT_ONCE = 4096  # images whose random features are in memory together
+
+
+@register_method("ranpac", Recipe())
+def ranpac(
+    recipe: Recipe,
+    *,
+    milestones: tuple[float, ...] = (120 / 160, 140 / 160),
+    projection: int = 2000,
+    ridge: float | None = None,
+) -> Method:
+    """RanPAC: ridge regression on `projection` random features of a frozen backbone; 0 means on the embedding itself.
+
+    The backbone is trained in the first stage, or taken as it is with `epochs=0`. A `ridge` of None is chosen anew at
+    each stage, by held-out images of that stage.
+    """
+    return _read_out(recipe, milestones, projection, ridge)
+
+
+@register_method("acil", Recipe())
+def acil(
+    recipe: Recipe,
+    *,
+    milestones: tuple[float, ...] = (120 / 160, 140 / 160),
+    projection: int = 8192,
+    ridge: float | None = 0.1,
+) -> Method:
+    """ACIL: as `ranpac`, with the published number and scale of random features and a fixed ridge.
+
+    The published recursion is not needed: it computes the same weights.
+    """
+    return _read_out(recipe, milestones, projection, ridge, uniform=True)
+
+
+def _read_out(
+    recipe: Recipe, milestones: tuple[float, ...], projection: int, ridge: float | None, uniform: bool = False
+) -> Method:
+    if projection < 0:
+        raise UsageError(f"projection must be a number of random features, or 0 for none, got {projection}.")
+    if ridge is not None and not 0 < ridge < math.inf:
+        raise UsageError(f"ridge must be a positive number, or None to have it chosen, got {ridge}.")
+    main = recipe.phase(Steps(milestones), parameters=all_but_rows)
+    return Method(
+        name="read-out",
+        transforms=recipe.transforms,
+        backbone=recipe.builder,
+        head=partial(ReadOutHead, num_random=projection, uniform=uniform),
+        criterion=cross_entropy,
+        phases=Phases(first=(main,) if recipe.epochs else (), later=()),
+        terms=(partial(RidgeReadOut, ridge),),
+        no_old_head="it trains nothing after the first stage",
+    )
+
+
+def all_but_rows(network: Network) -> list[nn.Parameter]:
+    """Everything trains but the rows of the head, which are solved for."""
+    rows = {id(block) for block in class_blocks(network)}
+    return [parameter for parameter in network.parameters() if id(parameter) not in rows]
+
+
+class ReadOutHead(Head):
+    """Logits h(f) . row_c on random features h(f) = relu(f W), or on h(f) = f if there are none.
+
+    W is drawn with the first classes: normal with a standard deviation of 1, or uniform in +-1/sqrt(dim). Until rows
+    are set for the first time, a linear head stands in for them, so that the backbone can be trained.
+    """
+
+    projection: Tensor  # W (dim, random features)
+
+    def __init__(self, dim: int, num_random: int, uniform: bool = False) -> None:
+        super().__init__(dim, (num_random or dim,), nn.Buffer(torch.ones(())), uniform)
+        self.num_random = num_random
+        self.projection = nn.Buffer(torch.empty(0, num_random))
+        self.trained = LinearHead(dim)
+
+    def grow(self, num_new: int, generator: Generator | None = None) -> None:
+        is_first = not self.num_classes
+        super().grow(num_new, generator)
+        if is_first:
+            self.trained.grow(num_new, generator)
+        if is_first and self.num_random:
+            self.projection = self._drawn(generator).to(self.new)
+
+    def initial(self, num_new: int, generator: Generator | None) -> Tensor:
+        """Zeros, until the rows are set."""
+        return torch.zeros(num_new, *self.new.shape[1:])
+
+    def _drawn(self, generator: Generator | None) -> Tensor:
+        shape = self.dim, self.num_random
+        if self.uniform:
+            return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(self.dim)
+        return torch.randn(shape, generator=generator)
+
+    def hidden(self, features: Tensor) -> Tensor:
+        """h(f) (B, random features)."""
+        return F.relu(features @ self.projection) if self.num_random else features
+
+    def similarities(self, features: Tensor) -> Tensor:
+        """h(f) . row_c; before the rows are set, the trained linear head's scores."""
+        if self.trained.num_classes:
+            return self.trained.similarities(features)
+        return F.linear(self.hidden(features), self.weights)
+
+    @torch.no_grad()
+    def set_rows(self, rows: Tensor) -> None:
+        """Replace the rows of all classes (classes, random features), and with them the trained head."""
+        old, new = rows.to(self.new).split([len(self.old), len(self.new)])
+        self.old.copy_(old)
+        self.new.copy_(new)
+        self.trained = LinearHead(self.dim).to(self.new)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """All that ridge regression needs to know of images: two sums over them, in double precision."""
+
+    gram: Tensor  # G = sum h h' (M, M)
+    products: Tensor  # Q = sum h y' (M, classes)
+
+    @classmethod
+    def of(cls, head: ReadOutHead, embeddings: Tensor, labels: Tensor) -> "Sums":
+        """The sums over images, given by their embeddings (N, dim) and labels (N,)."""
+        if not embeddings.isfinite().all():
+            raise DivergedError("The backbone's embeddings are not finite. Try a smaller learning rate.")
+        size = head.new.shape[1]
+        gram = torch.zeros(size, size, dtype=torch.float64, device=embeddings.device)
+        products = torch.zeros(size, head.num_classes, dtype=torch.float64, device=embeddings.device)
+        for features, own in zip(embeddings.split(ROWS_AT_ONCE), labels.split(ROWS_AT_ONCE), strict=True):
+            hidden = head.hidden(head.embed(features)).double()
+            gram.addmm_(hidden.T, hidden)
+            products.addmm_(hidden.T, F.one_hot(own, head.num_classes).double())
+        return cls(gram, products)
+
+    @property
+    def least_ridge(self) -> float:
+        """The least ridge for which the system is not singular in double precision: M * eps * trace(G)."""
+        return len(self.gram) * torch.finfo(torch.float64).eps * float(self.gram.trace())
+
+    def solved(self, ridge: float) -> Tensor:
+        """The rows (classes, M) with (G + ridge I) rows' = Q."""
+        system = self.gram.clone()
+        system.diagonal().add_(max(ridge, self.least_ridge))
+        return torch.cholesky_solve(self.products, torch.linalg.cholesky(system)).T
+
+    def error(self, rows: Tensor) -> float:
+        """The sum of |rows h - y|^2 over the images, less that of |y|^2, which no rows can change."""
+        return float((rows @ self.gram * rows).sum() - 2 * (rows * self.products.T).sum())
+
+
+def chosen_ridge(fitted: Sums, held_out: Sums) -> float:
+    """RanPAC's rule: the candidate with the least squared error on held-out images."""
+    least = fitted.least_ridge
+    candidates = sorted({max(ridge, least) for ridge in RIDGES})
+    return min(candidates, key=lambda ridge: held_out.error(fitted.solved(ridge)))
+
+
+class RidgeReadOut(Term):
+    """No penalty: it keeps G and Q, and sets the head's rows to the solution of (G + ridge I) rows' = Q."""
+
+    gram: Tensor
+    products: Tensor
+    ridge: Tensor  # the last one in use; 0 before the first stage
+
+    def __init__(self, ridge: float | None) -> None:
+        super().__init__("read-out")
+        self.fixed_ridge = ridge
+        self.register_buffer("gram", torch.empty(0, dtype=torch.float64))
+        self.register_buffer("products", torch.empty(0, dtype=torch.float64))
+        self.register_buffer("ridge", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, step: Step) -> Tensor:
+        return step.features.embedding.new_zeros(())
+
+    @torch.no_grad()
+    def conclude(self, learner: LearnerView) -> None:
+        """Add the new classes' images, each once under the test transform, choose the ridge and solve."""
+        head, classes = require_read_out(learner.network.head), learner.new_classes()
+        rows = torch.cat(classes)
+        labels = torch.cat([torch.full_like(own, learner.stage.num_old + place) for place, own in enumerate(classes)])
+        order = torch.randperm(len(rows), generator=learner.generator("read-out"), device=rows.device)
+        embeddings, labels = learner.embeddings(rows[order]), labels[order]
+        num_fitted = int(FITTED * len(rows))
+        fitted = Sums.of(head, embeddings[:num_fitted], labels[:num_fitted])
+        held_out = Sums.of(head, embeddings[num_fitted:], labels[num_fitted:])
+        if self.fixed_ridge is not None:
+            self.ridge.fill_(self.fixed_ridge)
+        elif len(classes) > 1 or not self.ridge:  # with one class every target is the same
+            self.ridge.fill_(chosen_ridge(fitted, held_out))
+        self._learn(head, fitted, held_out)
+
+    @torch.no_grad()
+    def learn_more(self, head: Head, embeddings: Tensor, labels: Tensor) -> None:
+        """Learn from more images of classes that the head knows, without a new stage; the ridge stays.
+
+        The result is the same as if the images had been there in the classes' own stage, with this ridge.
+
+        Args:
+            head: The head of the network, whose rows are set anew.
+            embeddings: The backbone's embeddings (N, dim) of the images, in evaluation mode under the test transform,
+                as `Learner.embeddings` and `network.backbone(images).embedding` give them.
+            labels: Their classes (N,), int64.
+
+        Example:
+            >>> import ccfa
+            >>> train, test = ccfa.load("digits")
+            >>> learner = ccfa.Learner(ccfa.build_method("ranpac", "digits", epochs=1, projection=100), train)
+            >>> learner.learn(ccfa.split(10, 5, 5)[0])
+            >>> more = train.rows(0, 2)
+            >>> learner.terms[0].learn_more(learner.network.head, learner.embeddings(more), train.labels[more])
+        """
+        known = require_read_out(head)
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < head.num_classes:
+            raise UsageError(f"More images must be of the {head.num_classes} classes that were learned, got {labels}.")
+        self._learn(known, Sums.of(known, embeddings, labels))
+
+    def _learn(self, head: ReadOutHead, *parts: Sums) -> None:
+        """Add to G and Q, with columns for classes that are new, and solve."""
+        if not len(self.gram):
+            self.gram, self.products = (torch.zeros_like(sums) for sums in (parts[0].gram, parts[0].products))
+        self.products = F.pad(self.products, (0, head.num_classes - self.products.shape[1]))
+        for part in parts:
+            self.gram += part.gram
+            self.products += part.products
+        head.set_rows(Sums(self.gram, self.products).solved(float(self.ridge)))
+
+
+def require_read_out(head: Head) -> ReadOutHead:
+    if isinstance(head, ReadOutHead):
+        return head
+    raise UsageError(f"A read-out sets the rows of a ReadOutHead; this method has a {type(head).__name__}.")
