@@ -219,3 +219,26 @@ def test_learn_killed_a_hundred_times(learned, place):
         shutil.rmtree(path.parent)
     print(f"{ends.count(3)} old, {ends.count(5)} new")
     assert {3, 5} == set(ends)
+
+
+READ_OUT = Learning(method="ranpac", options={"backbone": "small", "epochs": 3, "projection": 50}, image_size=SIZE)
+
+
+def test_read_out_measures_old_classes_without_their_photos(place):
+    ccfa.learn(place / "model", place / "first", READ_OUT)
+    assert not list((place / "model" / "exemplars").rglob("*.png"))
+    model = ccfa.learn(place / "model", place / "second")
+    assert model.config["updates"][-1]["held_out"] == 10
+    assert [one["held_out"] for one in model.config["classes"]] == [2] * 5
+    assert model.evaluate(place / "first").accuracy > 0.8
+
+
+def test_read_out_learns_more_photos_alone(place):
+    before = ccfa.learn(place / "model", place / "first", READ_OUT)
+    more = draw(place / "more", "ab", count=10, seed=3)
+    after = ccfa.learn(place / "model", more, Learning(more=True))
+    assert after.class_names == before.class_names
+    assert [one["images"] for one in after.config["classes"]] == [16, 16, 8]
+    assert after.config["updates"][-1]["more_of"] == ["a", "b"]
+    assert not torch.equal(after.state.network["head.new"], before.state.network["head.new"])
+    assert len(ccfa.learn(place / "model", place / "second").class_names) == 5
