@@ -42,7 +42,7 @@ def test_no_method_and_not_the_learner_name_ccfa():
     [
         ("ccfa", ["torch", "numpy", "sklearn", "PIL", "rich"]),
         ("ccfa.evaluation", ["torch", "sklearn", "PIL", "rich"]),
-        ("ccfa.learning", ["sklearn", "PIL", "rich", "tyro"]),
+        ("ccfa.learning", ["sklearn", "PIL", "rich", "tyro", "timm"]),
     ],
 )
 def test_importing_is_cheap(module, unwanted):

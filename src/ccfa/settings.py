@@ -9,12 +9,14 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, Suppress, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
+
+from ccfa.errors import UsageError
 
 
 def _pairs(words: Sequence[str]) -> dict[str, str]:
@@ -72,8 +74,12 @@ class Setting:
     """The number of exemplars to keep in total, shared by the classes seen so far; give it instead of --memory."""
     validation: float = 0.0
     """Hold out this fraction of the training images, and evaluate on it instead of the test set."""
-    image_size: int = 64
-    """The width and height to which photos of a folder are resized."""
+    backbone: InitVar[str | None] = None
+    """The backbone: see `ccfa list backbones`, or timm:NAME. This is the option `backbone` of the method."""
+    weights: str | None = None
+    """The backbone's first weights: pretrained (the default for timm:NAME), none (random), or a file of tensors."""
+    image_size: int | None = None
+    """The width and height to which photos of a folder are resized; by default 64, or what the model of timm takes."""
     skip_bad: bool = False
     """Skip unreadable files of an image folder instead of stopping."""
     recursive: bool = False
@@ -81,8 +87,11 @@ class Setting:
     batch_seed: int | None = None
     """The seed of batch order and augmentation; by default the seed of the run."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "options", {name: _text(value) for name, value in self.options.items()})
+    def __post_init__(self, backbone: str | None) -> None:
+        if backbone is not None and "backbone" in self.options:
+            raise UsageError("The backbone is given twice: with --backbone, and as an option with --set.")
+        options = self.options if backbone is None else {**self.options, "backbone": backbone}
+        object.__setattr__(self, "options", {name: _text(value) for name, value in options.items()})
 
 
 @dataclass(frozen=True)
@@ -117,15 +126,17 @@ class Experiment(Setting, _One):  # the fields of the last base come first
         'digits-podnet-ccfa-seed3'
         """
         parts = [Path(self.data).name, self.scenario, self.order, self.method, self.mix, "ccfa" if self.ccfa else None]
+        timm = self.options.get("backbone", "").startswith("timm:")
         named = {
             "m": self.memory,
             "total": self.memory_total,
             "val": self.validation or None,
-            "size": self.image_size if self.image_size != 64 else None,
+            "size": None if self.image_size == 64 and not timm else self.image_size,
             "skip-bad": "" if self.skip_bad else None,
             "recursive": "" if self.recursive else None,
             "seed": self.seed,
             "batches": self.batch_seed,
+            "weights=": self.weights and Path(self.weights).stem,
         }
         parts += [f"{name}{value}" for name, value in named.items() if value is not None]
         parts += [f"{name}={text}" for name, text in sorted(self.options.items())]

@@ -20,7 +20,7 @@ from ccfa.deployment.model import RULES, Model
 from ccfa.deployment.scoring import Classifier, calibrate, embed, read
 from ccfa.errors import LockedError, UsageError
 from ccfa.evaluation import rule_name
-from ccfa.experiments.experiment import describe, experiment_method
+from ccfa.experiments.experiment import describe, experiment_method, image_size
 from ccfa.experiments.running import DEFAULTS, acceleration_of
 from ccfa.learning import Learner
 from ccfa.learning.loop import Observer, num_batches, prepare_phase
@@ -29,6 +29,7 @@ from ccfa.methods import Budget, Method, Phase
 from ccfa.methods.method import EVERYTHING, NOTHING
 from ccfa.methods.readouts import RidgeReadOut
 from ccfa.models import BACKBONES
+from ccfa.models.pretrained import timm_model, untrained
 from ccfa.settings import Experiment, Learning, Running
 
 PHOTOS = "./photos"  # the data set of a model's experiment: any folder, whose defaults it takes
@@ -109,7 +110,7 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
     method = experiment_method(experiment)
     if rule_name(method.predict) not in RULES:
         raise UsageError(f"{method.name} predicts by a rule of its own, which a model folder cannot hold.")
-    framing = before.framing if before else Framing(experiment.image_size)
+    framing = before.framing if before else _framing(experiment, method)
     photos = read_photos(Path(folder), framing, recursive=asked.recursive)
     known = before.class_names if before else ()
     found = photos.images.class_names
@@ -136,6 +137,12 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
     )  # fmt: skip
 
 
+def _framing(experiment: Experiment, method: Method) -> Framing:
+    """How photos become the squares that the backbone was made for."""
+    size, timm = image_size(experiment, method), timm_model(method.backbone)
+    return Framing(size, timm.config.crop, timm.config.interpolation) if timm else Framing(size)
+
+
 def _learns_more(method: Method) -> bool:
     """Whether more photos of known classes are learned without a new stage."""
     return any(isinstance(term(), RidgeReadOut) for term in method.terms)
@@ -148,7 +155,9 @@ def _new_experiment(asked: Learning) -> Experiment:
         data=PHOTOS,
         seed=asked.seed or 0,
         memory=asked.memory,
-        image_size=asked.image_size or 64,
+        backbone=asked.backbone,
+        weights=asked.weights,
+        image_size=asked.image_size,
         options=asked.options,
     )
 
@@ -390,7 +399,7 @@ def new_state(
     config = {
         "ccfa": ccfa.__version__,
         "state": number,
-        "experiment": asdict(experiment),
+        "experiment": asdict(replace(experiment, weights="none", image_size=framing.size)),
         "backbone": _backbone_name(method),
         "head": type(learner.network.head).__name__,
         "rule": rule,
@@ -429,8 +438,10 @@ def _held_embeddings(
 
 
 def _backbone_name(method: Method) -> str:
-    named = [name for name, builder in BACKBONES.items() if builder == method.backbone]
-    return named[0] if named else str(describe(method.backbone))
+    builder, timm = untrained(method.backbone), timm_model(method.backbone)
+    if timm:
+        return f"timm:{timm.name}"
+    return next((name for name, one in BACKBONES.items() if one == builder), str(describe(builder)))
 
 
 def now() -> str:

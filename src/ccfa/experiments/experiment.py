@@ -11,10 +11,23 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 import ccfa
 from ccfa.augmentation import CCFA, MIXES
-from ccfa.data import ImageSet, Loader, Stage, class_order, data_set, load_parts, parse_scenario, recognise_imagenet
+from ccfa.data import (
+    ImageSet,
+    Loader,
+    Stage,
+    Transforms,
+    class_order,
+    data_set,
+    load_parts,
+    parse_scenario,
+    recognise_imagenet,
+)
 from ccfa.errors import DataError, ModelError, UsageError, choose, unknown
+from ccfa.learning.state import new_network
 from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_image_augmentation, with_memory
 from ccfa.methods.method import EVERYTHING, no_auxiliary_classes
+from ccfa.models.backbone import backbone_builder
+from ccfa.models.pretrained import PretrainedConfig, timm_model, untrained, with_weights
 from ccfa.plugins import loaded_plugins
 from ccfa.settings import Experiment
 
@@ -106,7 +119,9 @@ def describe(value: Any) -> Any:
             **describe(value.keywords),
         }
     if is_dataclass(value) and not isinstance(value, type):
-        return {"part": type(value).__name__} | {one.name: describe(getattr(value, one.name)) for one in fields(value)}
+        return {"part": type(value).__name__} | {
+            one.name: describe(getattr(value, one.name)) for one in fields(value) if one.repr
+        }
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -130,10 +145,25 @@ def build_method(name: str, data: str = "cifar100", **options: Any) -> Method:
     Returns:
         The method, for `Learner`.
 
+    With a backbone of timm, images are normalised as the model's own configuration says, unless `transforms` are given.
+
     >>> build_method("podnet", "digits", memory=2).memory.per_class
     2
     """
-    return choose("method", name, METHODS)(**{**preset(name, data), **options})
+    factory, chosen = choose("method", name, METHODS), {**preset(name, data), **options}
+    timm = timm_model(backbone_builder(chosen["backbone"])) if "backbone" in chosen else None
+    if timm and "transforms" not in options and "transforms" in schema(factory):
+        kept = chosen.get("transforms", inspect.signature(factory).parameters["transforms"].default)
+        chosen["transforms"] = _normalised(kept, timm.config)
+    return factory(**chosen)
+
+
+def _normalised(transforms: Transforms, config: PretrainedConfig) -> Transforms:
+    """Return the transforms with the mean and std of a pretrained model; a gray image has those of all colours."""
+    mean, std = config.mean, config.std
+    if len(transforms.mean) == 1:
+        mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
+    return replace(transforms, mean=mean, std=std)
 
 
 def preset(method: str, data: str) -> dict[str, Any]:
@@ -162,7 +192,15 @@ def experiment_method(experiment: Experiment) -> Method:
     """Return the method of an experiment: preset, options, memory, augmentation."""
     of_mix, of_ccfa = (_prefixed(experiment.options, prefix) for prefix in ("mix.", "ccfa."))
     own = {name: text for name, text in experiment.options.items() if not name.startswith(("mix.", "ccfa."))}
-    decoded = decode_options(own, choose("method", experiment.method, METHODS), experiment.method)
+    factory = choose("method", experiment.method, METHODS)
+    decoded = decode_options(own, factory, experiment.method)
+    option = inspect.signature(factory).parameters.get("backbone")
+    if option and (experiment.weights or experiment.image_size):
+        default = preset(experiment.method, experiment.data).get("backbone", option.default)
+        choice = decoded.get("backbone", default)
+        decoded["backbone"] = with_weights(choice, experiment.weights, experiment.image_size)
+    elif experiment.weights:
+        raise UsageError(f"{experiment.method} has no option backbone, so --weights has no meaning for it.")
     method = build_method(experiment.method, experiment.data, **decoded)
     if experiment.memory is not None and experiment.memory_total is not None:
         raise UsageError("Give --memory (per class) or --memory-total, not both.")
@@ -214,7 +252,8 @@ def experiment_of(config: dict[str, Any]) -> Experiment:
     stored = config.get("experiment")
     if not isinstance(stored, dict) or "method" not in stored:
         raise ModelError("The configuration holds no experiment; config.json is damaged or not of a run.")
-    known = get_type_hints(Experiment)
+    hints = get_type_hints(Experiment)
+    known = {one.name: hints[one.name] for one in fields(Experiment)}
     if surplus := sorted(set(stored) - known.keys()):
         raise ModelError(
             f"The configuration holds {', '.join(surplus)}, which ccfa {ccfa.__version__} does not know: "
@@ -255,7 +294,7 @@ class Resolved(NamedTuple):
         """What config.json holds: the experiment, which repeats the run, and what it came to."""
         plugins = loaded_plugins()
         return {
-            "experiment": asdict(self.experiment),
+            "experiment": asdict(self.experiment) | {"image_size": image_size(self.experiment, self.method)},
             **({"plugins": plugins} if plugins else {}),
             "resolved": {
                 "method": describe(self.method),
@@ -290,8 +329,10 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
     for seed in (experiment.seed, experiment.batch_seed or 0):
         if not 0 <= seed < 2**63:
             raise UsageError(f"The seed must be from 0 to 2^63 - 1, got {seed}.")
-    reading = experiment.image_size, experiment.skip_bad, experiment.validation, experiment.recursive
+    reading = image_size(experiment, method), experiment.skip_bad, experiment.validation, experiment.recursive
     train, test = load(experiment.data, data_dir, *reading)
+    if untrained(method.backbone) is not method.backbone:
+        new_network(method, train.shape[0])  # weights that do not fit are found here
     notes = []
     if experiment.validation:
         notes.append(f"Accuracies are on {len(test)} images held out from training, not on the test set.")
@@ -330,6 +371,12 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
     if method.memory != EVERYTHING and wanted > smallest:
         notes.append(f"The smallest class has {smallest} images, fewer than {wanted}: all of them are kept.")
     return Resolved(experiment, method, train.reorder(order), test.reorder(order), stages, order, tuple(notes))
+
+
+def image_size(experiment: Experiment, method: Method) -> int:
+    """Return the size of the photos of a folder: as asked for, or the size that the backbone was trained on, or 64."""
+    timm = timm_model(method.backbone)
+    return experiment.image_size or (timm and timm.image_size) or 64
 
 
 def _require_phases(method: Method, stages: tuple[Stage, ...]) -> None:

@@ -147,7 +147,7 @@ def setting_of(experiment: Mapping[str, Any]) -> Setting | None:
     try:
         given = experiment_of({"experiment": dict(experiment)})
         # A folder that is called imagenet100 is trained as any folder is, not as in the paper.
-        if given.data != RUNNABLE or given.validation or given.memory_total is not None:
+        if given.data != RUNNABLE or given.validation or given.memory_total is not None or given.weights:
             return None
         memory = experiment_method(given).memory.per_class or None
         options = _effective_options(given)

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from ccfa.kernels.graphs import StepFunction
 from ccfa.methods import Method
 from ccfa.models import Network
 from ccfa.models.backbone import require_backbone
+from ccfa.models.pretrained import untrained
 
 if TYPE_CHECKING:
     from ccfa.learning.learner import Learner
@@ -138,7 +139,7 @@ def new_network(method: Method, channels: int, seed: int = 0) -> Network:
 
 def network_of(method: Method, channels: int, stage_index: int, weights: Mapping[str, Tensor]) -> Network:
     """The network of a stage from its weights, on the CPU."""
-    network = new_network(method, channels)
+    network = new_network(replace(method, backbone=untrained(method.backbone)), channels)
     method.shape_network(network, stage_index)
     take_over(network, weights)
     return network

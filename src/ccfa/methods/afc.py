@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ccfa.data import Stage
-from ccfa.errors import choose
+from ccfa.errors import UsageError, choose
 from ccfa.losses import weighted_discrepancy, weighted_discrepancy_paper
 from ccfa.methods.method import LearnerView, Method, register_method
 from ccfa.methods.parts import MapDistillation, seen_to_new
@@ -45,7 +45,13 @@ class WeightedDiscrepancy(MapDistillation):
         for images, labels in learner.training_batches(batch_size, self.name):
             features = network.backbone(images)
             logits = network.head(network.head.embed(features.embedding), labels)
-            gradients = torch.autograd.grad(method.criterion(logits, labels).mean(), features.maps)
+            loss = method.criterion(logits, labels).mean()
+            gradients = torch.autograd.grad(loss, features.maps, allow_unused=True)
+            if any(gradient is None for gradient in gradients):
+                raise UsageError(
+                    f"AFC needs the gradient of each map, and the embedding of this {type(network.backbone).__name__} "
+                    f"is not computed from all of its maps. Use a convolutional backbone."
+                )
             # The mean over rows of || dL / dZ_c ||_F^2, one value per channel.
             values = [gradient.square().sum(dim=(2, 3)).mean(dim=0) for gradient in gradients]
             sums = [total + value for total, value in zip(sums, values, strict=True)] if sums else values

@@ -11,6 +11,7 @@ from ccfa.models.backbone import (
     wrap,
 )
 from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead, Network
+from ccfa.models.pretrained import Timm, load_weights, pretrained_config, with_weights
 from ccfa.models.resnet import ResNet
 
 __all__ = [
@@ -25,7 +26,11 @@ __all__ = [
     "LocalSimilarityHead",
     "Network",
     "ResNet",
+    "Timm",
     "backbone_builder",
+    "load_weights",
+    "pretrained_config",
     "register_backbone",
+    "with_weights",
     "wrap",
 ]

@@ -81,6 +81,10 @@ def register_backbone(name: str) -> Callable[[BackboneBuilder], BackboneBuilder]
 def backbone_builder(choice: str | BackboneBuilder | nn.Module) -> BackboneBuilder:
     """The function that makes a backbone: by name, as it is, or copies of a module with the weights that it has."""
     if isinstance(choice, str):
+        if choice.startswith("timm:"):
+            from ccfa.models.pretrained import Timm  # which is built on this module
+
+            return Timm(choice.removeprefix("timm:"))
         return choose("backbone", choice, BACKBONES)
     if isinstance(choice, nn.Module):
         module = require_backbone(choice)

@@ -290,7 +290,7 @@ def _names(entries: Sequence[Result]) -> list[str]:
 
 
 def _choices(entry: Result) -> dict[str, Any]:
-    given = {name: getattr(entry.experiment, name) for name in ("memory", "memory_total", "image_size")}
+    given = {name: getattr(entry.experiment, name) for name in ("memory", "memory_total", "image_size", "weights")}
     return {name: value for name, value in given.items() if value is not None} | entry.experiment.options
 
 

@@ -22,6 +22,7 @@ from ccfa.experiments.tables import PAPERS, TABLES, cited_only
 from ccfa.methods import METHODS
 from ccfa.methods.method import EVERYTHING
 from ccfa.models import BACKBONES
+from ccfa.models.pretrained import import_timm
 
 PACKAGES = ("numpy", "scikit-learn", "safetensors", "tyro", "rich", "pillow", "jinja2")
 
@@ -40,7 +41,8 @@ def catalogue(what: str, name: str = "") -> list[Table]:
         "datasets": describe_data_sets(),
         "scenarios": SCENARIOS,
         "orders": order_names(),
-        "backbones": {name: str(builder) for name, builder in BACKBONES.items()},
+        "backbones": {name: str(builder) for name, builder in BACKBONES.items()}
+        | {"timm:NAME": "a model of timm, pretrained unless --weights says otherwise; see docs/backbones.md"},
         "tables": {name: table.title for name, table in TABLES.items()},
     }
     table = Table(what, "what it is")
@@ -82,6 +84,10 @@ def findings(data_dir: Path | None) -> Iterator[str]:
             yield f"{package} {version(package)}"
         except PackageNotFoundError:
             yield f"{package}: missing. Try: pip install {package}"
+    try:
+        yield f"timm {import_timm().__version__}, torchvision {version('torchvision')}"
+    except UsageError as error:
+        yield f"timm: {error}"
     if not torch.cuda.is_available():
         build = "a CPU build" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
         yield f"GPU: none found (torch is {build}); runs use the CPU. See 'PyTorch for your machine' in docs/usage.md."
