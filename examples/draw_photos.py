@@ -28,7 +28,9 @@ def outline(shape: str, radius: float) -> list[tuple[float, float]]:
     corners = 10 if shape == "star" else 3
     lengths = [radius if shape != "star" or corner % 2 == 0 else radius / 2.4 for corner in range(corners)]
     angles = [2 * math.pi * corner / corners for corner in range(corners)]
-    return [(length * math.sin(angle), -length * math.cos(angle)) for length, angle in zip(lengths, angles, strict=True)]
+    return [
+        (length * math.sin(angle), -length * math.cos(angle)) for length, angle in zip(lengths, angles, strict=True)
+    ]
 
 
 def picture(shape: str, chance: random.Random) -> Image.Image:

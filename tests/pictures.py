@@ -8,7 +8,9 @@ from PIL import Image
 from ccfa import Learning
 
 SIZE = 8
-QUICK = Learning(method="replay", options={"backbone": "small", "epochs": 3, "batch_size": 8}, image_size=SIZE, memory=4)
+QUICK = Learning(
+    method="replay", options={"backbone": "small", "epochs": 3, "batch_size": 8}, image_size=SIZE, memory=4
+)
 
 
 def draw(folder: Path, names: str, count: int = 10, seed: int = 0) -> Path:

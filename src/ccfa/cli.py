@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes, Positional, UseAppendAction, arg, subcommand
+from tyro.conf import (
+    FlagCreatePairsOff,
+    OmitArgPrefixes,
+    OmitSubcommandPrefixes,
+    Positional,
+    UseAppendAction,
+    arg,
+    subcommand,
+)
 
 from ccfa import __version__
 from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line, printable

@@ -12,7 +12,18 @@ import ccfa
 from commands import contents
 from pictures import QUICK, SIZE, draw
 
-WORDS = ["--method", "replay", "--image-size", SIZE, "--memory", 4, "--set", "backbone=small", "epochs=3", "batch_size=8"]
+WORDS = [
+    "--method",
+    "replay",
+    "--image-size",
+    SIZE,
+    "--memory",
+    4,
+    "--set",
+    "backbone=small",
+    "epochs=3",
+    "batch_size=8",
+]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +64,7 @@ def test_learn_predict_evaluate_undo(call, place):
 
 
 def test_predictions_as_json_lines(call, place):
-    code, out, err = call("predict", place / "model", place / "first", "--format", "json", "--top", 2)
+    code, out, _ = call("predict", place / "model", place / "first", "--format", "json", "--top", 2)
     rows = [json.loads(line) for line in out.splitlines()]
     assert (code, len(rows)) == (0, 30)
     assert rows[0]["file"].endswith("00.png")
@@ -81,13 +92,13 @@ def test_predictions_of_names_on_standard_input(call, place, monkeypatch):
 def test_long_names_are_shown_whole(call, place):
     path = place / ("x" * 120 + ".png")
     shutil.copy(place / "first/a/00.png", path)
-    code, out, _ = call("predict", place / "model", path)
+    _, out, _ = call("predict", place / "model", path)
     assert out.replace("\n", "").count("x") >= 120
 
 
 def test_wrong_photos_are_written(call, place):
     shutil.copy(place / "first/a/00.png", place / "first/b/wrong.png")
-    code, out, _ = call("evaluate", place / "model", place / "first", "--out", place / "wrong.csv")
+    code, _, _ = call("evaluate", place / "model", place / "first", "--out", place / "wrong.csv")
     assert code == 0
     assert "wrong.png" in (place / "wrong.csv").read_text()
 

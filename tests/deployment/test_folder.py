@@ -171,7 +171,7 @@ def test_exemplars_can_be_left_out(tmp_path):
 def test_a_missing_exemplar_is_damage(tmp_path):
     folder = stored(tmp_path / "model", 1)
     (folder.path / "exemplars/memory/00001-class_1/00000.png").unlink()
-    with pytest.raises(ModelError, match="00000.png"):
+    with pytest.raises(ModelError, match=r"00000\.png"):
         folder.read()
 
 
@@ -193,7 +193,7 @@ def test_second_writer_is_refused(tmp_path):
 def test_foreign_folder_is_refused(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
-    with pytest.raises(UsageError, match="cat.jpg"):
+    with pytest.raises(UsageError, match=r"cat\.jpg"):
         ModelFolder(tmp_path / "photos").require_unused()
     with pytest.raises(ModelError, match="is not a model"):
         ModelFolder(tmp_path / "photos").read()

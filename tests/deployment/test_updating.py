@@ -174,7 +174,9 @@ def test_duplicates_are_learned_once(place):
 
 
 def test_nearest_mean_is_stored(place):
-    asked = Learning(method="icarl", options={"backbone": "small", "epochs": 2, "batch_size": 8}, image_size=SIZE, memory=4)
+    asked = Learning(
+        method="icarl", options={"backbone": "small", "epochs": 2, "batch_size": 8}, image_size=SIZE, memory=4
+    )
     model = ccfa.learn(place / "model", place / "first", asked)
     assert model.rule == "nearest_mean"
     shutil.rmtree(place / "model" / "exemplars")

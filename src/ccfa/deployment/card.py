@@ -58,13 +58,13 @@ def _written(config: Mapping[str, Any]) -> str:
         f"- Method: {method}, backbone {config['backbone']}, head {config['head']}, prediction by "
         f"{config['rule'].replace('_', ' ')}.",
         f"- Images: {shown['channels']} channels, the centre square ({shown['crop']:.0%} of the shorter side), "
-        f"{shown['size']} x {shown['size']} pixels, {shown['interpolation']}; divided by 255, then normalised with mean "
+        f"{shown['size']} x {shown['size']} pixels, {shown['interpolation']}; divided by 255, normalised with mean "
         f"{_numbers(shown['mean'])} and standard deviation {_numbers(shown['std'])}.",
     ]
     if kept := sum(one["memory"] for one in classes):
         lines.append(
-            f"- Memory: {kept} images, in `exemplars/`. Leave that folder out to share the model without photos; it can "
-            f"then predict, but not learn."
+            f"- Memory: {kept} images, in `exemplars/`. Leave that folder out to share the model without photos: "
+            f"it can then predict, but not learn."
         )
     if calibration["error"] is not None:
         lines.append(
@@ -80,7 +80,9 @@ def _written(config: Mapping[str, Any]) -> str:
     lines += ["", "## Updates", "", "| | date | new classes | photos | accuracy |", "|---|---|---|---|---|"]
     for number, update in enumerate(config["updates"], start=1):
         names = ", ".join(_cell(name) for name in update["new_classes"]) or "none"
-        lines.append(f"| {number} | {update['date'][:10]} | {names} | {update['photos']} | {_percent(update['accuracy'])} |")
+        lines.append(
+            f"| {number} | {update['date'][:10]} | {names} | {update['photos']} | {_percent(update['accuracy'])} |"
+        )
     return "\n".join(lines)
 
 

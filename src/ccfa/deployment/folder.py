@@ -1,6 +1,6 @@
 """A model's folder: read with every file verified, replaced in one step, with earlier states to go back to.
 
-A new state is written into `.next`. Renaming that to `.ready` is the moment at which it becomes the model; its files are
+A new state is written into `.next`. Renaming that to `.ready` is the moment at which it becomes the model. Its files are
 then moved to their places, and those of the state before into `history`. A process that is killed before the rename
 leaves the old model, and one that is killed after it leaves the new one: a reader looks into `.ready` first, and the
 next writer finishes the moves.
@@ -222,8 +222,8 @@ class ModelFolder:
         write_atomically(following / CARD, state.card)
         for name in (NETWORK, LEARNER):
             files[name] = hashlib.sha256(read_file(following / name, TENSOR_LIMIT)).hexdigest()
-        content = {"format": FORMAT, **state.config, "files": files}
-        write_json(following / CONFIG, {**content, "digest": _digest(content)})
+        config = {"format": FORMAT, **state.config, "files": files}
+        write_json(following / CONFIG, {**config, "digest": _digest(config)})
         with disk_errors(f"write {following}"):
             for folder, _, _ in os.walk(following):
                 sync(Path(folder))

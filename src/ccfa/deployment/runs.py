@@ -35,7 +35,7 @@ def model_of_run(run: Path | str, out: Path | str, running: Running = DEFAULTS) 
     resolved = resolve_again(directory, running.data_dir)
     if rule_name(resolved.method.predict) not in RULES:
         raise UsageError(f"{resolved.method.name} predicts by a rule of its own, which a model folder cannot hold.")
-    channels, height, width = resolved.train.shape
+    _, height, width = resolved.train.shape
     if height != width:
         raise UsageError(f"A model takes square images, and those of {run} have {height} x {width} pixels.")
     device, acceleration = acceleration_of(running)

@@ -145,7 +145,9 @@ def calibration_error(confidences: Floats, is_right: NDArray[np.bool_]) -> float
     0.45
     """
     bins = np.minimum((confidences * NUM_BINS).astype(int), NUM_BINS - 1)
-    gaps = [abs(confidences[bins == one].mean() - is_right[bins == one].mean()) * np.mean(bins == one) for one in set(bins)]
+    gaps = [
+        abs(confidences[bins == one].mean() - is_right[bins == one].mean()) * np.mean(bins == one) for one in set(bins)
+    ]
     return round(float(sum(gaps)), 12)
 
 

@@ -140,7 +140,9 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
 def _framing(experiment: Experiment, method: Method) -> Framing:
     """How photos become the squares that the backbone was made for."""
     size, timm = image_size(experiment, method), timm_model(method.backbone)
-    return Framing(size, timm.config.crop, timm.config.interpolation) if timm else Framing(size)
+    if not timm:
+        return Framing(size)
+    return Framing(size, timm.config.crop, "bilinear" if timm.config.interpolation == "bilinear" else "bicubic")
 
 
 def _learns_more(method: Method) -> bool:
@@ -320,7 +322,9 @@ def _conclude_more(learner: Learner, plan: Plan) -> None:
             rows = torch.cat([plan.train.rows(label, label + 1) for label in labels])
             term.learn_more(learner.network.head, learner.embeddings(rows), plan.train.labels[rows])
     quota, select = plan.method.memory.quota(plan.stage.num_seen), plan.method.select_exemplars
-    for label in labels if select and learner.memory.classes else ():
+    if select is None or not learner.memory.classes:
+        return
+    for label in labels:
         rows = learner.memory.classes[label]
         chosen = select([learner.embeddings(rows)], quota, learner.generator("more", label))
         learner.memory.classes[label] = rows[chosen[0]]
@@ -385,7 +389,9 @@ def new_state(
     classifier = Classifier(learner.network.frozen_copy(), transforms.mean, transforms.std, means=means)
     embeddings, of_embeddings = _held_embeddings(classifier, held_out, earlier or {})
     scores, labels = read(classifier, embeddings), of_embeddings.numpy()
-    if is_frozen(method, learner.stage):  # embeddings stay what they are, so they serve later updates without the photos
+    if is_frozen(
+        method, learner.stage
+    ):  # embeddings stay what they are, so they serve later updates without the photos
         rest |= {"held_out.embeddings": embeddings, "held_out.labels": of_embeddings}
     right = scores.argmax(axis=1) == labels
     kept = [len(rows) for rows in learner.memory.classes] or [0] * num_seen

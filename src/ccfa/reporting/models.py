@@ -14,8 +14,17 @@ from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor
 
-from ccfa.deployment import Evaluation, Model, ModelFolder, Plan, Prediction
-from ccfa.deployment import carry_out, estimated_seconds, load_model, plan_update
+from ccfa.deployment import (
+    Evaluation,
+    Model,
+    ModelFolder,
+    Plan,
+    Prediction,
+    carry_out,
+    estimated_seconds,
+    load_model,
+    plan_update,
+)
 from ccfa.errors import DataError, UsageError
 from ccfa.files import csv_text, write_atomically
 from ccfa.learning import Progress
@@ -64,7 +73,7 @@ def told(plan: Plan) -> Iterator[str]:
     from_memory = f" and {counted(len(stored.labels), 'image')} of the model's memory" if stored else ""
     held = counted(len(plan.held_out) if plan.held_out else 0, "image")
     photos = len(plan.train) - (len(stored.labels) if stored else 0)
-    yield f"It learns from {counted(photos, 'photo')}{from_memory}, and is measured on {held} that it does not learn from."
+    yield f"It learns from {counted(photos, 'photo')}{from_memory}, and is measured on {held} that are held out."
 
 
 def _measured(model: Model) -> str:
@@ -224,7 +233,9 @@ def show_evaluation(found: Evaluation, console: Console, out: Path | None = None
     for path, reason in found.unreadable[:LISTED]:
         console.print(f"{path} {reason}", soft_wrap=True)
     for truth, one in found.wrong[:LISTED]:
-        console.print(f"wrong: {one.path} is {truth}, predicted {one.name} ({percent(one.confidence, 1)} %)", soft_wrap=True)
+        console.print(
+            f"wrong: {one.path} is {truth}, predicted {one.name} ({percent(one.confidence, 1)} %)", soft_wrap=True
+        )
     if len(found.wrong) > LISTED:
         where = f"all are in {out}" if out else "--out FILE lists all of them"
         console.print(f"and {len(found.wrong) - LISTED} more wrong photos; {where}.", soft_wrap=True)
@@ -283,5 +294,3 @@ def run_to_model(run: Path, out: Path, running: Running, console: Console) -> Mo
     model = model_of_run(run, out, running)
     console.print(f"{out} has {counted(len(model.class_names), 'class', 'es')}. {_measured(model)}", soft_wrap=True)
     return model
-
-
