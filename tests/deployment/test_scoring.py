@@ -20,11 +20,12 @@ from toys import learned, tiny, toy_images
 @pytest.mark.parametrize("name", ["finetune", "podnet", "ucir", "icarl", "bic", "aanet", "il2a"])
 def test_classifier_agrees_with_the_learner(name):
     learner = learned(tiny(name))
-    means = learner.class_means() if rule_name(learner.method.predict) == "nearest_mean" else None
+    nearest = rule_name(learner.method.predict) == "nearest_mean"
+    directions = learner.class_means() if len(learner.memory) else None
     transforms = learner.method.transforms
-    classifier = Classifier(learner.network, transforms.mean, transforms.std, means=means)
+    classifier = Classifier(learner.network, transforms.mean, transforms.std, 1.0, directions, nearest)
     images = toy_images(seed=3).images
-    assert score(classifier, images).argmax(axis=1).tolist() == learner.predict(images).tolist()
+    assert score(classifier, images)[0].argmax(axis=1).tolist() == learner.predict(images).tolist()
     assert split(6, 2, 2)[-1] == learner.stage
 
 
@@ -49,7 +50,7 @@ def drawn(temperature, num=4000, classes=5):
 def test_temperature_is_found(temperature):
     scores, labels = drawn(temperature)
     assert best_temperature(scores, labels) == pytest.approx(temperature, rel=0.08)
-    found = calibrate(scores, labels)
+    found = calibrate(scores, scores.max(axis=1), labels)
     assert found.error < 0.03
     assert found.images == len(labels)
 
@@ -74,12 +75,12 @@ def test_calibration_error_by_hand():
 
 def test_threshold_flags_a_twentieth_of_known_images():
     scores, labels = drawn(1.0)
-    limit = calibrate(scores, labels).unfamiliar_below
+    limit = calibrate(scores, scores.max(axis=1), labels).unfamiliar_below
     assert np.mean(scores.max(axis=1) < limit) == pytest.approx(0.05, abs=0.002)
 
 
 def test_without_images_nothing_is_calibrated():
-    found = calibrate(np.empty((0, 3)), np.empty(0, np.int64))
+    found = calibrate(np.empty((0, 3)), np.empty(0), np.empty(0, np.int64))
     assert (found.temperature, found.images, found.unfamiliar_below) == (1.0, 0, None)
 
 

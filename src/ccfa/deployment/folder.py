@@ -1,7 +1,7 @@
 """A model's folder: read with every file verified, replaced in one step, with earlier states to go back to.
 
-A new state is written into `.next`. Renaming that to `.ready` is the moment at which it becomes the model. Its files are
-then moved to their places, and those of the state before into `history`. A process that is killed before the rename
+A new state is written into `.next`. Renaming that to `.ready` is the moment at which it becomes the model. Its files
+are then moved to their places, and those of the state before into `history`. A process that is killed before the rename
 leaves the old model, and one that is killed after it leaves the new one: a reader looks into `.ready` first, and the
 next writer finishes the moves.
 """

@@ -116,11 +116,13 @@ class Model:
             stage_index = int(config["learner"]["stage"][0])
         self.method: Method = experiment_method(self.experiment)
         weights = dict(state.network)
-        means = weights.pop("means", None)
+        directions = weights.pop("directions", None)
         network = network_of(self.method, self.channels, stage_index, weights)
-        if network.head.num_classes != len(self.class_names) or (means is None) != (self.rule == "logits"):
+        if network.head.num_classes != len(self.class_names) or (self.rule, directions) == ("nearest_mean", None):
             raise ModelError(f"{path} is damaged: its network and its {len(self.class_names)} classes do not fit.")
-        self.classifier = Classifier(network, self.mean, self.std, self.calibration.temperature, means).to(device)
+        self.classifier = Classifier(
+            network, self.mean, self.std, self.calibration.temperature, directions, self.rule == "nearest_mean"
+        ).to(device)
 
     def __repr__(self) -> str:
         return f"Model({str(self.path)!r}, {len(self.class_names)} classes, {self.experiment.method})"
@@ -180,14 +182,14 @@ class Model:
 
     def _predicted(self, pixels: Tensor, top: int) -> list[Prediction]:
         _require_some(top)
-        scores = score(self.classifier, pixels)
+        scores, familiarity = score(self.classifier, pixels)
         shares = probabilities(scores, self.calibration.temperature)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
         limit = self.calibration.unfamiliar_below
         predictions = []
         for row, order in enumerate(best):
             listed = tuple((self.class_names[label], float(shares[row, label])) for label in order)
-            unfamiliar = limit is not None and bool(scores[row].max() < limit)
+            unfamiliar = limit is not None and bool(familiarity[row] < limit)
             predictions.append(Prediction(*listed[0], listed, unfamiliar))
         return predictions
 

@@ -26,8 +26,8 @@ class Classifier(nn.Module):
         mean: The mean of each channel, for normalised pixels.
         std: The standard deviation of each channel.
         temperature: Scores are divided by it before the softmax.
-        means: The mean direction of each class (classes, dim), if classes are predicted by the nearest mean. Without
-            it the scores are the network's logits.
+        directions: The mean direction of each class's embeddings (classes, dim), if it is known.
+        nearest_mean: Predict by the nearest of these directions instead of the network's logits.
     """
 
     def __init__(
@@ -36,34 +36,39 @@ class Classifier(nn.Module):
         mean: tuple[float, ...],
         std: tuple[float, ...],
         temperature: float = 1.0,
-        means: Tensor | None = None,
+        directions: Tensor | None = None,
+        nearest_mean: bool = False,
     ) -> None:
         super().__init__()
         self.network = network
         self.mean, self.std = mean, std
         self.temperature = temperature
-        self.means = None if means is None else nn.Buffer(means)
+        self.directions = None if directions is None else nn.Buffer(directions)
+        self.nearest_mean = nearest_mean
         self.eval().requires_grad_(False)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores and the probabilities (N, classes) of uint8 images (N, channels, height, width)."""
-        scores = self.scores(images)
-        return scores, (scores / self.temperature).softmax(dim=1)
-
-    def scores(self, images: Tensor) -> Tensor:
-        """The scores (N, classes) of uint8 images."""
-        return self.read(self.embed(images))
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores and probabilities (N, classes) and familiarity (N,) of uint8 images (N, channels, height, width)."""
+        scores, familiarity = self.read(self.embed(images))
+        return scores, (scores / self.temperature).softmax(dim=1), familiarity
 
     def embed(self, images: Tensor) -> Tensor:
         """The backbone's embeddings (N, dim) of uint8 images."""
         return self.network.backbone(normalise(images, self.mean, self.std)).embedding
 
-    def read(self, embedding: Tensor) -> Tensor:
-        """Logits or, by the nearest mean, minus the squared distance of the embedding's direction to each mean."""
-        if self.means is None:
-            logits: Tensor = self.network.head(self.network.head.embed(embedding))
-            return logits
-        return 2 * F.normalize(embedding) @ self.means.T - self.means.square().sum(dim=1) - 1
+    def read(self, embedding: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores (N, classes) and the familiarity (N,) of embeddings.
+
+        Scores are logits or, by the nearest mean, minus the squared distance of the embedding's direction to that of
+        each class. The familiarity is the cosine to the nearest class; without directions it is the largest score.
+        """
+        if self.directions is None:
+            scores: Tensor = self.network.head(self.network.head.embed(embedding))
+            return scores, scores.amax(dim=1)
+        cosines = F.normalize(embedding) @ self.directions.T
+        if self.nearest_mean:
+            return 2 * cosines - self.directions.square().sum(dim=1) - 1, cosines.amax(dim=1)
+        return self.network.head(self.network.head.embed(embedding)), cosines.amax(dim=1)
 
 
 class Calibration(NamedTuple):
@@ -71,7 +76,7 @@ class Calibration(NamedTuple):
 
     Args:
         temperature: Scores are divided by it before the softmax.
-        unfamiliar_below: An image whose largest score is lower is flagged. 5 % of the images measured on are.
+        unfamiliar_below: An image whose familiarity is lower is flagged. 5 % of the images measured on are.
         images: How many images it was measured on. With 0 the confidences are not calibrated.
         error: The expected calibration error: how far confidence and accuracy are apart on average, from 0 to 1. Each
             half of the images is measured with the temperature of the other half.
@@ -85,13 +90,13 @@ class Calibration(NamedTuple):
     error_before: float | None = None
 
 
-def calibrate(scores: Floats, labels: NDArray[np.int64]) -> Calibration:
+def calibrate(scores: Floats, familiarity: Floats, labels: NDArray[np.int64]) -> Calibration:
     """Fit the temperature to images that were not trained on, and measure what it does.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = rng.integers(0, 3, 300)
     >>> scores = 8.0 * (np.eye(3)[labels] + rng.normal(0, 0.6, (300, 3)))  # far too sure of themselves
-    >>> found = calibrate(scores, labels)
+    >>> found = calibrate(scores, scores.max(axis=1), labels)
     >>> found.error < found.error_before
     True
     """
@@ -106,7 +111,7 @@ def calibrate(scores: Floats, labels: NDArray[np.int64]) -> Calibration:
         is_right = scores.argmax(axis=1) == labels
         error = calibration_error(confidences, is_right)
         before = calibration_error(probabilities(scores, 1.0).max(axis=1), is_right)
-    threshold = float(np.quantile(scores.max(axis=1), UNFAMILIAR_SHARE))
+    threshold = float(np.quantile(familiarity, UNFAMILIAR_SHARE))
     return Calibration(best_temperature(scores, labels), threshold, len(labels), error, before)
 
 
@@ -151,9 +156,8 @@ def calibration_error(confidences: Floats, is_right: NDArray[np.bool_]) -> float
     return round(float(sum(gaps)), 12)
 
 
-@torch.no_grad()
-def score(classifier: Classifier, images: Tensor, batch_size: int = 128) -> Floats:
-    """The scores (N, classes) of uint8 images, batch by batch."""
+def score(classifier: Classifier, images: Tensor, batch_size: int = 128) -> tuple[Floats, Floats]:
+    """The scores (N, classes) and the familiarity (N,) of uint8 images, batch by batch."""
     return read(classifier, embed(classifier, images, batch_size))
 
 
@@ -166,8 +170,8 @@ def embed(classifier: Classifier, images: Tensor, batch_size: int = 128) -> Tens
 
 
 @torch.no_grad()
-def read(classifier: Classifier, embeddings: Tensor) -> Floats:
-    """The scores (N, classes) of embeddings."""
+def read(classifier: Classifier, embeddings: Tensor) -> tuple[Floats, Floats]:
+    """The scores (N, classes) and the familiarity (N,) of embeddings."""
     device = next(classifier.parameters()).device
-    scores: Floats = classifier.read(embeddings.to(device)).double().cpu().numpy()
-    return scores
+    scores, familiarity = classifier.read(embeddings.to(device))
+    return scores.double().cpu().numpy(), familiarity.double().cpu().numpy()

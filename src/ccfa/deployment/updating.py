@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import ccfa
 from ccfa.data import Framing, ImageSet, Photos, Stage, read_photos
@@ -280,7 +281,7 @@ def _learner(plan: Plan, running: Running, observer: Observer | None) -> Learner
                 f"The exemplars of {plan.folder.path} were left out, and {plan.method.name} cannot learn new classes "
                 f"without them. The model can predict as before."
             )
-        tensors = {f"network.{name}": tensor for name, tensor in state.network.items() if name != "means"}
+        tensors = {f"network.{name}": tensor for name, tensor in state.network.items() if name != "directions"}
         tensors |= {name: part for name, part in state.learner.items() if not name.startswith("held_out.")}
         rows = [torch.nonzero(stored == label).flatten() for label in range(num_old)] if len(stored) else []
         tensors |= {f"memory.{label}": one for label, one in enumerate(rows)}
@@ -353,7 +354,7 @@ def _state(plan: Plan, learner: Learner, seconds: float) -> State:
         experiment=plan.experiment,
         framing=plan.framing,
         held_out=plan.held_out,
-        earlier=plan.before.state.learner if plan.before else None,
+        earlier={**plan.before.state.network, **plan.before.state.learner} if plan.before else None,
         classes=classes,
         updates=[*config.get("updates", []), update],
         number=config.get("state", 0) + 1,
@@ -376,22 +377,23 @@ def new_state(
     """The state of a model that a learner has become: what it keeps, measured on images it was not trained on.
 
     `classes` and `updates` are completed: the memory of each class, and the accuracies. `earlier` may hold the
-    embeddings of held-out images of earlier updates.
+    embeddings of held-out images of earlier updates, and the directions of earlier classes.
     """
     method, num_seen = learner.method, learner.stage.num_seen
     rule, transforms = rule_name(method.predict), method.transforms
     tensors, facts = state_of(learner)
     network = {name.removeprefix("network."): part for name, part in tensors.items() if name.startswith("network.")}
     rest = {name: part for name, part in tensors.items() if not name.startswith(("network.", "memory."))}
-    means = learner.class_means() if rule == "nearest_mean" else None
-    if means is not None:
-        network["means"] = means
-    classifier = Classifier(learner.network.frozen_copy(), transforms.mean, transforms.std, means=means)
+    frozen = is_frozen(method, learner.stage)
+    directions = _directions(learner, frozen, (earlier or {}).get("directions"))
+    if directions is not None:
+        network["directions"] = directions
+    classifier = Classifier(
+        learner.network.frozen_copy(), transforms.mean, transforms.std, 1.0, directions, rule == "nearest_mean"
+    )
     embeddings, of_embeddings = _held_embeddings(classifier, held_out, earlier or {})
-    scores, labels = read(classifier, embeddings), of_embeddings.numpy()
-    if is_frozen(
-        method, learner.stage
-    ):  # embeddings stay what they are, so they serve later updates without the photos
+    (scores, familiarity), labels = read(classifier, embeddings), of_embeddings.numpy()
+    if frozen:  # embeddings never change, so they serve later updates without the photos
         rest |= {"held_out.embeddings": embeddings, "held_out.labels": of_embeddings}
     right = scores.argmax(axis=1) == labels
     kept = [len(rows) for rows in learner.memory.classes] or [0] * num_seen
@@ -417,7 +419,7 @@ def new_state(
         },
         "memory": asdict(method.memory),
         "classes": classes,
-        "calibration": calibrate(scores, labels)._asdict(),
+        "calibration": calibrate(scores, familiarity, labels)._asdict(),
         "learner": {name: facts[name] for name in ("stage", "num_auxiliary")},
         "updates": updates,
     }
@@ -428,6 +430,19 @@ def new_state(
 def is_frozen(method: Method, stage: Stage) -> bool:
     """Whether the method trains nothing in the stages after this one, so that embeddings never change."""
     return not any(phase.epochs for phase in method.phases(Stage(stage.index + 1, stage.num_seen, stage.num_seen + 1)))
+
+
+def _directions(learner: Learner, frozen: bool, earlier: Tensor | None) -> Tensor | None:
+    """The mean direction of each class: of its exemplars or, if the backbone never changes, of all its images."""
+    if learner.memory.classes:
+        return learner.class_means()
+    if not frozen:
+        return None  # those of old classes have moved, and nothing tells where to
+    known = torch.empty(0, learner.network.backbone.dim) if earlier is None else earlier
+    labels = range(len(known), learner.stage.num_seen)
+    rows = [learner.train.rows(label, label + 1) for label in labels]
+    new = [F.normalize(F.normalize(learner.embeddings(one)).mean(dim=0), dim=0) for one in rows]
+    return torch.stack([*known.to(learner.device), *new])
 
 
 def _held_embeddings(

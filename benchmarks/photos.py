@@ -1,0 +1,124 @@
+"""Is it worth it? Ways to learn ten classes of photos and later ten more, without the first photos.
+
+    python benchmarks/photos.py --data-dir DIR --weights FILE --photos 60
+
+The photos are images of CIFAR-100, of classes that the weights have never seen: those are of a ResNet-32 trained on the
+first 50 classes of the order podnet-0. Each way is a model made by `ccfa learn` in two updates. It is measured on the
+official test images: all, those of the first ten classes before and after the second update, and the new ones; with the
+seconds of the second update and the megabytes of the model's folder, its images included.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from ccfa import ImageSet, Learning, Method, Running, learn, load, register_method
+from ccfa.data import class_order
+from ccfa.methods import METHODS
+from ccfa.models import Network
+
+EPOCHS = {"epochs": 30}
+
+
+def head_alone(network: Network) -> list[torch.nn.Parameter]:
+    """Only the head learns."""
+    return list(network.head.parameters())
+
+
+@register_method("trained-head", METHODS["replay"])
+def trained_head(method: Method) -> Method:
+    """A linear head that is trained on frozen features, with exemplars."""
+    phases = method.phases
+
+    def frozen(stage):  # type: ignore[no-untyped-def]
+        return tuple(replace(one, parameters=head_alone, train_batch_norm=False) for one in phases(stage))
+
+    return replace(method, phases=frozen)
+
+
+def ways(weights: str) -> dict[str, Learning]:
+    """The ways, each as what `ccfa learn` is asked for."""
+    start = {"backbone": "resnet32-podnet", "image_size": 32}
+    frozen = {**start, "weights": weights, "options": {"epochs": 0}}
+    trained = {**start, "weights": weights, "options": EPOCHS}
+    scratch = {**start, "options": EPOCHS}
+    return {
+        "frozen backbone, ranpac": Learning(method="ranpac", **frozen),
+        "frozen backbone, ranpac without projection": Learning(
+            method="ranpac", **{**frozen, "options": {"epochs": 0, "projection": 0}}
+        ),
+        "frozen backbone, trained head, 20 exemplars": Learning(method="trained-head", memory=20, **trained),
+        "trained backbone, podnet, 20 exemplars": Learning(method="podnet", memory=20, **trained),
+        "trained backbone, podnet + CCFA, 20 exemplars": Learning(method="podnet", ccfa=True, memory=20, **trained),
+        "trained backbone, fine-tuning": Learning(method="finetune", **trained),
+        "trained backbone, all photos kept (joint)": Learning(method="joint", **trained),
+        "from scratch, podnet, 20 exemplars": Learning(method="podnet", memory=20, **scratch),
+        "from scratch, ranpac": Learning(method="ranpac", **scratch),
+        "from scratch, all photos kept (joint)": Learning(method="joint", **scratch),
+    }
+
+
+def write_photos(images: ImageSet, labels: range, folder: Path, count: int) -> Path:
+    """Write the first images of some classes as PNG files."""
+    for label in labels:
+        place = folder / images.class_names[label]
+        place.mkdir(parents=True)
+        for number, row in enumerate(images.rows(label, label + 1)[:count].tolist()):
+            Image.fromarray(images.images[row].permute(1, 2, 0).numpy()).save(place / f"{number:03d}.png")
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--photos", type=int, default=60)
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--out", type=Path, default=Path("photos.jsonl"))
+    given = parser.parse_args()
+    train, test = (part.reorder(class_order("podnet-0", 100, "cifar100")) for part in load("cifar100", given.data_dir))
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        first, second = range(50, 60), range(60, 70)
+        for name, labels in (("first", first), ("second", second)):
+            write_photos(train, labels, place / name, given.photos)
+            write_photos(test, labels, place / f"test-{name}", 100)
+        unknown = write_photos(test, range(80, 100), place / "unknown", 20)
+        for number, (name, asked) in enumerate(ways(given.weights).items()):
+            if given.only and not any(word in name for word in given.only):
+                continue
+            path, running = place / f"model-{number}", Running(device="cpu")
+            began = time.monotonic()
+            before = learn(path, place / "first", asked, running).evaluate(place / "test-first").accuracy
+            middle = time.monotonic()
+            model = learn(path, place / "second", Learning(), running)
+            seconds = time.monotonic() - middle
+            old, new = (model.evaluate(place / f"test-{part}") for part in ("first", "second"))
+            strange = model.predict(unknown)
+            files = [file for file in path.rglob("*") if file.is_file() and "history" not in file.parts]
+            row = {
+                "way": name,
+                "photos": given.photos,
+                "first_before": round(100 * before, 1),
+                "first_after": round(100 * old.accuracy, 1),
+                "second": round(100 * new.accuracy, 1),
+                "all": round(100 * (old.accuracy + new.accuracy) / 2, 1),
+                "seconds_first": round(middle - began, 1),
+                "seconds_second": round(seconds, 1),
+                "megabytes": round(sum(file.stat().st_size for file in files) / 1e6, 2),
+                "calibration_error": model.calibration.error,
+                "flagged_of_unknown": round(sum(one.unfamiliar for one in strange) / len(strange), 3),
+            }
+            print(json.dumps(row), flush=True)
+            with given.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()
