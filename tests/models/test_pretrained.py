@@ -81,6 +81,13 @@ def test_nothing_is_dropped_at_random():
     assert torch.equal(backbone(images).embedding, backbone(images).embedding)
 
 
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
+def test_a_model_compiles_as_one_graph(name):
+    backbone, images = made(name, size=32), torch.rand(2, 3, 16, 16)
+    compiled = torch.compile(lambda batch: backbone(batch), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(images).embedding, backbone(images).embedding)
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [

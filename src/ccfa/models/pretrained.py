@@ -67,9 +67,9 @@ def pretrained_config(name: str) -> PretrainedConfig:
         close = difflib.get_close_matches(architecture, timm.list_models(), n=3)
         hint = f" Did you mean {', '.join(close)}?" if close else ""
         raise UsageError(f"timm has no model {architecture!r}.{hint} timm.list_models() names them all.")
+    found = timm.get_pretrained_cfg(architecture)
     if tag:
-        choose(f"weights of {architecture}", name, dict.fromkeys(timm.list_pretrained(f"{architecture}.*")))
-    found = timm.get_pretrained_cfg(name)
+        found = choose(f"weights of {architecture}", name, timm.models.get_arch_pretrained_cfgs(architecture))
     return PretrainedConfig(
         name=".".join(filter(None, (found.architecture, found.tag))),
         size=found.input_size[-1],
