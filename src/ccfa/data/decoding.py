@@ -152,8 +152,10 @@ def decode_bytes(content: bytes, framing: Framing) -> Pixels:
             width, height = file.size
             if width * height > MAX_PIXELS:  # from the header, before any pixel is unpacked
                 raise DataError(f"has {width} x {height} pixels, expected at most {MAX_PIXELS // 10**6} million")
-            needed = ceil(framing.size / framing.crop)  # of the shorter side
-            file.draft("RGB", (needed, needed))  # a large JPEG is decoded at 1/2, 1/4 or 1/8, but never smaller
+            # A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size: with twice the pixels that are needed, as in
+            # Pillow's thumbnails, the result is nearly that of the whole image.
+            enough = ceil(2 * framing.size / framing.crop)
+            file.draft("RGB", (enough, enough))
             image = _rgb(ImageOps.exif_transpose(file))
     except UnidentifiedImageError:
         if "HEIF" not in _formats() and content[4:8] == b"ftyp" and content[8:12] in _HEIC_BRANDS:
