@@ -58,7 +58,9 @@ def test_impossible_framings_are_refused(given):
 def sizes(monkeypatch):
     """The sizes at which files are decoded."""
     seen, transpose = [], ImageOps.exif_transpose
-    monkeypatch.setattr(ImageOps, "exif_transpose", lambda file: (seen.append(file.size), transpose(file))[1])
+    monkeypatch.setattr(
+        ImageOps, "exif_transpose", lambda file, **how: (seen.append(file.size), transpose(file, **how))
+    )
     return seen
 
 
