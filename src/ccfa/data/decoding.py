@@ -92,7 +92,8 @@ def decode_files(paths: Sequence[Path], framing: Framing, cache: Path | None = N
     if known is not None and len(rows) == len(paths):
         return Decoded(known, rows, [])
     images = np.zeros((len(paths), 3, framing.size, framing.size), dtype=np.uint8)
-    images[rows] = known if known is not None else 0
+    if known is not None:
+        images[rows] = known
     reasons = dict.fromkeys(rows, "")
 
     def decode(row: int) -> str:
@@ -152,9 +153,12 @@ def decode_bytes(content: bytes, framing: Framing) -> Pixels:
             width, height = file.size
             if width * height > MAX_PIXELS:  # from the header, before any pixel is unpacked
                 raise DataError(f"has {width} x {height} pixels, expected at most {MAX_PIXELS // 10**6} million")
-            needed = ceil(framing.size / framing.crop)  # of the shorter side
-            file.draft("RGB", (needed, needed))  # a large JPEG is decoded at 1/2, 1/4 or 1/8, but never smaller
-            image = _rgb(ImageOps.exif_transpose(file))
+            # A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size: with twice the pixels that are needed, as in
+            # Pillow's thumbnails, the result is nearly that of the whole image.
+            enough = ceil(2 * framing.size / framing.crop)
+            file.draft("RGB", (enough, enough))
+            ImageOps.exif_transpose(file, in_place=True)
+            square = _square(_rgb(file), framing)
     except UnidentifiedImageError:
         if "HEIF" not in _formats() and content[4:8] == b"ftyp" and content[8:12] in _HEIC_BRANDS:
             raise DataError("is a HEIC photo: pip install 'ccfa[heic]'") from None
@@ -163,11 +167,6 @@ def decode_bytes(content: bytes, framing: Framing) -> Pixels:
         raise
     except Exception as error:  # damaged files make Pillow raise almost anything
         raise DataError(f"cannot be decoded: {error}") from error
-    side = min(image.size) * framing.crop
-    left, top = (image.width - side) / 2, (image.height - side) / 2
-    # Only the centre is resized, so that a very long image does not become a huge one first.
-    box, method = (left, top, left + side, top + side), Image.Resampling[framing.interpolation.upper()]
-    square = image.resize((framing.size, framing.size), method, box=box)
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
 
 
@@ -187,6 +186,16 @@ def _formats() -> tuple[str, ...]:
     return (*FORMATS, "HEIF")
 
 
+def _square(image: Image, framing: Framing) -> Image:
+    from PIL import Image as Images
+
+    side = min(image.size) * framing.crop
+    left, top = (image.width - side) / 2, (image.height - side) / 2
+    # Only the centre is resized, so that a very long image does not become a huge one first.
+    box, method = (left, top, left + side, top + side), Images.Resampling[framing.interpolation.upper()]
+    return image.resize((framing.size, framing.size), method, box=box)
+
+
 def _rgb(image: Image) -> Image:
     from PIL import Image as Images
 
@@ -199,6 +208,6 @@ def _rgb(image: Image) -> Image:
             low, high = 0, 65535  # sixteen bits: the range is the format's
         image = Images.fromarray(np.rint((values - low) * (255 / max(high - low, 1e-300))).astype(np.uint8))
     if not image.has_transparency_data:
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
     opaque = Images.new("RGBA", image.size, "white")
     return Images.alpha_composite(opaque, image.convert("RGBA")).convert("RGB")

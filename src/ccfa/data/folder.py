@@ -69,17 +69,11 @@ class Photos:
         if self.duplicates:
             pairs = some([f"  {first} and {second}" for first, second in self.duplicates], "\n")
             lines.append(f"{_num(len(self.duplicates), 'image is', 'images are')} in one class twice:\n{pairs}")
-        return lines + self._singles() + self.notes()
+        return [*lines, *self.single_images(), *self.imbalance(), *self.notes()]
 
     def notes(self) -> list[str]:
-        """Return those findings that a user should know before training."""
-        lines, counts = [], self._counts()
-        smallest, largest = min(counts, key=lambda name: counts[name]), max(counts, key=lambda name: counts[name])
-        if counts[largest] > IMBALANCE * counts[smallest]:
-            lines.append(
-                f"The classes are of very different size: {largest!r} has {_num(counts[largest], 'image')} and "
-                f"{smallest!r} has {counts[smallest]}. Expect more errors on small classes, or add images to them."
-            )
+        """Return those findings about single files that a user should know before training."""
+        lines = []
         if self.conflicts:
             pairs = some([f"  {first} and {second}" for first, second in self.conflicts], "\n")
             same = _num(len(self.conflicts), "image is", "images are")
@@ -88,7 +82,19 @@ class Photos:
             lines.append(f"{_num(len(texts), 'text file is', 'text files are')} left out: {some(texts)}.")
         return lines
 
-    def _singles(self) -> list[str]:
+    def imbalance(self) -> list[str]:
+        """Return a sentence if the largest class is much larger than the smallest one."""
+        counts = self._counts()
+        smallest, largest = min(counts, key=lambda name: counts[name]), max(counts, key=lambda name: counts[name])
+        if counts[largest] <= IMBALANCE * counts[smallest]:
+            return []
+        return [
+            f"The classes are of very different size: {largest!r} has {_num(counts[largest], 'image')} and "
+            f"{smallest!r} has {counts[smallest]}. Expect more errors on small classes, or add images to them."
+        ]
+
+    def single_images(self) -> list[str]:
+        """Return a sentence if there are classes of one image."""
         names = [repr(name) for name, count in self._counts().items() if count == 1]
         classes = _num(len(names), "class has", "classes have")
         return [f"{classes} one image only: {some(names)}. Add images if you can."] if names else []
@@ -176,16 +182,19 @@ def load_folder(
     Unreadable files are an error that lists them; with `skip_bad` they are left out and listed in a warning.
     """
     framing, cache = Framing(image_size), cache_folder()
-    folders, parts = _parts(root), []
-    for name, folder in folders.items():
+    folders = _parts(root)
+    parts: list[ImageSet] = []
+    for folder in folders.values():
         photos = read_photos(folder, framing, recursive=recursive, cache=cache)
         if photos.unreadable and not skip_bad:
             hint = "Remove or repair them, or leave them out with --skip-bad (skip_bad=True)."
             raise DataError(f"{photos.listing()}\n{hint}")
         notes = [f"Skipped: {photos.listing()}"] if photos.unreadable else []
         notes += photos.notes()
-        if name == "train" and len(folders) == 2:  # hold_out says it otherwise
-            notes += photos._singles()
+        if not parts:  # the classes of a test part may be of any size
+            notes += photos.imbalance()
+        if not parts and len(folders) == 2:  # otherwise hold_out says it
+            notes += photos.single_images()
         for note in notes:
             _notice(note)
         parts.append(photos.images)
