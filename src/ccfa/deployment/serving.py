@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -461,7 +462,10 @@ def _problem(status: int, reason: str, headers: Mapping[str, str] | None = None)
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _problem(error.status_code, error.detail, error.headers)
+    reason = error.detail
+    if reason == HTTPStatus(error.status_code).phrase:  # of Starlette itself: an unknown address or another verb
+        reason = f"{reason}. Expected POST /predict, POST /corrections, GET /corrections, GET /model or GET /health."
+    return _problem(error.status_code, reason, error.headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
