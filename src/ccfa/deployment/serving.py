@@ -29,7 +29,7 @@ from PIL import Image, UnidentifiedImageError
 import ccfa
 from ccfa.data import decode_bytes
 from ccfa.data.decoding import FORMATS
-from ccfa.deployment.model import Model, Prediction, load_model
+from ccfa.deployment.model import Model, load_model
 from ccfa.errors import DataError, ResourceError, UsageError
 from ccfa.files import disk_errors, make_folder, require_place, write_atomically
 
@@ -182,10 +182,10 @@ def serve(
     with _listener(host, port) as listener:
         address, port = listener.getsockname()[:2]
         is_local = ipaddress.ip_address(address).is_loopback
+        name = f"[{address}]" if ":" in address else address
         model = load_model(path, device)
-        application = app(model, corrections, LOCAL if is_local else None)
-        url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
-        tell(f"{path} ({len(model.class_names)} classes) is served at {url} until you press Ctrl-C.")
+        application = app(model, corrections, (*LOCAL, host, name) if is_local else None)
+        tell(f"{path} ({len(model.class_names)} classes) is served at http://{name}:{port} until you press Ctrl-C.")
         if not is_local:
             tell("Everyone who can reach this address can use the model. There is no password and no encryption.")
         uvicorn.Server(_server_config(application)).run(sockets=[listener])
@@ -265,7 +265,7 @@ class _Guard:
     def _refusal(self, method: str, headers: Headers) -> Response | None:
         host = headers.get("host", "").lower()
         if self.hosts is not None and re.sub(r":\d+$", "", host) not in self.hosts:
-            return _problem(421, f"This server is called {' or '.join(self.hosts)}.")
+            return _problem(421, f"This server has another name. Call it {' or '.join(dict.fromkeys(self.hosts))}.")
         if method in ("GET", "HEAD"):
             return None
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
@@ -329,7 +329,12 @@ async def _body(request: Request, limit: int, seconds: float) -> bytes:
 
 def _predicted(model: Model, content: bytes) -> dict[str, object]:
     found = model.predict(_pixels(model, content), top=TOP)[0]
-    return _answer(found)
+    return {
+        "class": found.name,
+        "confidence": round(found.confidence, 4),
+        "unfamiliar": found.unfamiliar,
+        "top": [{"class": name, "confidence": round(share, 4)} for name, share in found.top],
+    }
 
 
 def _pixels(model: Model, content: bytes) -> torch.Tensor:
@@ -340,15 +345,6 @@ def _pixels(model: Model, content: bytes) -> torch.Tensor:
     except DataError as error:
         raise HTTPException(400, f"The image {error}.") from error
     return model.gray_if_needed(torch.from_numpy(pixels)[None])
-
-
-def _answer(found: Prediction) -> dict[str, object]:
-    return {
-        "class": found.name,
-        "confidence": round(found.confidence, 4),
-        "unfamiliar": found.unfamiliar,
-        "top": [{"class": name, "confidence": round(share, 4)} for name, share in found.top],
-    }
 
 
 def _corrected(model: Model, store: "_Corrections", name: str, content: bytes) -> dict[str, object]:
