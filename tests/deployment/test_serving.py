@@ -296,6 +296,7 @@ def test_nothing_is_stored_unless_asked():
         ("POST", {"Host": "localhost:8000", "Origin": "http://localhost:8000"}, 400),
         ("POST", {"Host": "localhost:8000", "Origin": "http://localhost:9000"}, 403),
         ("POST", {"Origin": "null"}, 403),
+        ("POST", {"Origin": "http://[::1"}, 403),
         ("GET", {"Origin": "http://evil.example"}, 200),
     ],
 )
@@ -305,8 +306,9 @@ def test_pages_of_others_are_refused(port, method, headers, status):
 
 
 def test_any_name_may_be_allowed():
-    with serving(hosts=None) as port:
-        assert ask(port, headers={"Host": "photos.example"}).status == 200
+    for hosts in (None, ["Photos.example"]):
+        with serving(hosts=hosts) as port:
+            assert ask(port, headers={"Host": "photos.example"}).status == 200
 
 
 @pytest.fixture(scope="module")

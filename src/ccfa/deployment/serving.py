@@ -20,7 +20,6 @@ from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import torch
 from jinja2 import Environment, StrictUndefined
@@ -231,6 +230,7 @@ def _server_config(application: Starlette) -> uvicorn.Config:
         lifespan="off",
         loop="asyncio",
         log_config=None,
+        log_level="error",  # tracebacks, but no line for each request that is refused
         access_log=False,
         proxy_headers=False,
         server_header=False,
@@ -245,7 +245,8 @@ class _Guard:
     """Refuses requests that web pages of others make a browser send, and adds headers to each answer."""
 
     def __init__(self, application: ASGIApp, hosts: Collection[str] | None) -> None:
-        self.application, self.hosts = application, hosts
+        self.application = application
+        self.hosts = None if hosts is None else list(dict.fromkeys(name.lower() for name in hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_guarded(message: Message) -> None:
@@ -265,11 +266,11 @@ class _Guard:
     def _refusal(self, method: str, headers: Headers) -> Response | None:
         host = headers.get("host", "").lower()
         if self.hosts is not None and re.sub(r":\d+$", "", host) not in self.hosts:
-            return _problem(421, f"This server has another name. Call it {' or '.join(dict.fromkeys(self.hosts))}.")
+            return _problem(421, f"This server has another name. Call it {' or '.join(self.hosts)}.")
         if method in ("GET", "HEAD"):
             return None
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-        is_foreign = site not in ("same-origin", "none") if site else origin and urlsplit(origin).netloc.lower() != host
+        is_foreign = site not in ("same-origin", "none") if site else origin and origin.partition("://")[2] != host
         return _problem(403, "Pages of other sites may not use this server.") if is_foreign else None
 
 
