@@ -310,6 +310,30 @@ class MakeModel:
 
 
 @dataclass(frozen=True)
+class Serve:
+    """Serve a model on the web: post an image and get its classes, or drop a photo on a page."""
+
+    model: _MODEL
+    """The model's folder."""
+    port: int = 8000
+    """The port to listen on; 0 means a free one."""
+    host: str = "127.0.0.1"
+    """The address to listen on. By default only programs on this machine can reach it; 0.0.0.0 is for all."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    corrections: Path | None = None
+    """Let people correct answers on the page, and store these photos in this folder, for `ccfa learn --more`."""
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.deployment.serving import serve
+
+        def tell(line: str) -> None:
+            console.print(line, soft_wrap=True)
+
+        serve(self.model, self.host, self.port, self.device, self.corrections, tell)
+
+
+@dataclass(frozen=True)
 class List:
     """List methods, data sets, options and whatever else can be chosen."""
 
@@ -365,6 +389,7 @@ Verb = (
     | History
     | Undo
     | Annotated[MakeModel, subcommand("model")]
+    | Serve
     | List
     | Doctor
 )

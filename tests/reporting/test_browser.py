@@ -3,54 +3,27 @@
 import base64
 import io
 import json
-import shutil
 import time
 
 import numpy as np
 import pytest
 from PIL import Image
-from selenium import webdriver
-from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 
+from browsers import headless
 from ccfa.reporting.comparison import compare_entries, write_comparison
 from ccfa.reporting.page import write_report
 from comparisons import entry
 from synthetic_runs import synthetic_resolved, synthetic_run
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-)
 HOSTILE = ["<script>document.title='taken over'</script>", "{{ 7 * 7 }}", "x" * 255, "🐟 \"'&", "</title><img src=x>"]
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    """A browser that notes every request and every console message; tests are skipped where there is none."""
-    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not binary or not driver:
-        pytest.skip("needs chromium and chromedriver (Debian: chromium, chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    try:
-        started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    except WebDriverException as error:
-        pytest.skip(f"Chromium does not start here: {error.msg}")
-    yield started
-    started.quit()
+    with headless(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")
