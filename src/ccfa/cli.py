@@ -12,15 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
-from tyro.conf import (
-    FlagCreatePairsOff,
-    OmitArgPrefixes,
-    OmitSubcommandPrefixes,
-    Positional,
-    UseAppendAction,
-    arg,
-    subcommand,
-)
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes, Positional, UseAppendAction, arg
 
 from ccfa import __version__
 from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line, printable
@@ -294,7 +286,7 @@ class Undo:
 
 
 @dataclass(frozen=True)
-class MakeModel:
+class Model:
     """Make a model of a finished run, to predict, learn more classes, export and serve."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
@@ -388,7 +380,7 @@ Verb = (
     | Evaluate
     | History
     | Undo
-    | Annotated[MakeModel, subcommand("model")]
+    | Model
     | Serve
     | List
     | Doctor

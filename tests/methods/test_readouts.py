@@ -9,7 +9,7 @@ from ccfa.data import split
 from ccfa.errors import DivergedError, UsageError
 from ccfa.learning import Learner
 from ccfa.learning.state import network_of, state_of
-from ccfa.methods.readouts import ReadOutHead, Sums, acil, chosen_ridge, ranpac
+from ccfa.methods.readouts import ReadOutHead, Sums, acil, chosen_ridge, chosen_ridge_of_few, ranpac
 from ccfa.models import LinearHead
 from toys import STAGES, TOY, learned, seeded, tiny, toy_images
 
@@ -70,7 +70,10 @@ def test_the_ridge_is_chosen_as_published(seed, num):
     cut = int(0.8 * num)
     parts = (Sums.of(head, embeddings[part], labels[part]) for part in (slice(cut), slice(cut, None)))
     targets = reference.one_hot(labels.numpy(), CLASSES)
-    assert chosen_ridge(*parts) == pytest.approx(reference.ranpac_ridge(hidden(head, embeddings), targets))
+    expected = pytest.approx(reference.ranpac_ridge(hidden(head, embeddings), targets))
+    assert chosen_ridge(*parts) == expected
+    if cut < RANDOM:
+        assert chosen_ridge_of_few(head, embeddings, labels, cut) == expected
 
 
 def test_singular_sums_are_solved():

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ccfa.data import Framing, decode_files, find_images, read_photos
+from ccfa.data import Framing, cache_folder, decode_files, find_images, read_photos
 from ccfa.deployment.folder import ModelFolder, State
 from ccfa.deployment.scoring import Calibration, Classifier, probabilities, score
 from ccfa.errors import DataError, ModelError, UsageError
@@ -46,6 +46,24 @@ class Prediction(NamedTuple):
     unfamiliar: bool = False
     path: Path | None = None
     error: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the prediction as JSON shows it.
+
+        >>> Prediction("ant", 0.75, (("ant", 0.75), ("bee", 0.25))).to_dict()["top"]
+        [{'class': 'ant', 'confidence': 0.75}, {'class': 'bee', 'confidence': 0.25}]
+        """
+        file = {"file": str(self.path)} if self.path else {}
+        if self.error:
+            return {**file, "error": self.error}
+        top = [{"class": name, "confidence": round(share, 4)} for name, share in self.top]
+        return {
+            **file,
+            "class": self.name,
+            "confidence": round(self.confidence, 4),
+            "unfamiliar": self.unfamiliar,
+            "top": top,
+        }
 
 
 class Evaluation(NamedTuple):
@@ -204,7 +222,7 @@ class Model:
         Returns:
             The accuracy of each class, the confusions and the wrong photos.
         """
-        photos = read_photos(Path(folder), self.framing, recursive=recursive)
+        photos = read_photos(Path(folder), self.framing, recursive=recursive, cache=cache_folder())
         names = [photos.images.class_names[label] for label in photos.images.labels.tolist()]
         found = self._predicted(self.gray_if_needed(photos.images.images), 5)
         labels = {name: label for label, name in enumerate(self.class_names)}

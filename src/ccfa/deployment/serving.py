@@ -329,13 +329,7 @@ async def _body(request: Request, limit: int, seconds: float) -> bytes:
 
 
 def _predicted(model: Model, content: bytes) -> dict[str, object]:
-    found = model.predict(_pixels(model, content), top=TOP)[0]
-    return {
-        "class": found.name,
-        "confidence": round(found.confidence, 4),
-        "unfamiliar": found.unfamiliar,
-        "top": [{"class": name, "confidence": round(share, 4)} for name, share in found.top],
-    }
+    return model.predict(_pixels(model, content), top=TOP)[0].to_dict()
 
 
 def _pixels(model: Model, content: bytes) -> torch.Tensor:

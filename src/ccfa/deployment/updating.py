@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import ccfa
-from ccfa.data import Framing, ImageSet, Photos, Stage, read_photos
+from ccfa.data import Framing, ImageSet, Photos, Stage, cache_folder, read_photos
 from ccfa.deployment.card import model_card
 from ccfa.deployment.folder import Images, ModelFolder, State
 from ccfa.deployment.model import RULES, Model
@@ -112,7 +112,7 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
     if rule_name(method.predict) not in RULES:
         raise UsageError(f"{method.name} predicts by a rule of its own, which a model folder cannot hold.")
     framing = before.framing if before else _framing(experiment, method)
-    photos = read_photos(Path(folder), framing, recursive=asked.recursive)
+    photos = read_photos(Path(folder), framing, recursive=asked.recursive, cache=cache_folder())
     known = before.class_names if before else ()
     found = photos.images.class_names
     new = tuple(name for name in found if name not in known)

@@ -178,6 +178,21 @@ def chosen_ridge(fitted: Sums, held_out: Sums) -> float:
     return min(candidates, key=lambda ridge: held_out.error(fitted.solved(ridge)))
 
 
+def chosen_ridge_of_few(head: ReadOutHead, embeddings: Tensor, labels: Tensor, num_fitted: int) -> float:
+    """The same for fewer images than random features: one decomposition of the images' own system, h h', serves all."""
+    hidden = head.hidden(head.embed(embeddings)).double()
+    targets = F.one_hot(labels, head.num_classes).double()
+    fitted, held_out = hidden[:num_fitted], hidden[num_fitted:]
+    values, vectors = torch.linalg.eigh(fitted @ fitted.T)
+    least = hidden.shape[1] * torch.finfo(torch.float64).eps * float(values.sum())
+    seen, known = held_out @ fitted.T @ vectors, vectors.T @ targets[:num_fitted]
+
+    def error(ridge: float) -> float:
+        return float((seen / (values.clamp(min=0) + ridge) @ known - targets[num_fitted:]).square().sum())
+
+    return min(sorted({max(ridge, least) for ridge in RIDGES}), key=error)
+
+
 class RidgeReadOut(Term):
     """No penalty: it keeps G and Q, and sets the head's rows to the solution of (G + ridge I) rows' = Q."""
 
@@ -209,7 +224,11 @@ class RidgeReadOut(Term):
         if self.fixed_ridge is not None:
             self.ridge.fill_(self.fixed_ridge)
         elif len(classes) > 1 or not self.ridge:  # with one class every target is the same
-            self.ridge.fill_(chosen_ridge(fitted, held_out))
+            few = num_fitted < head.new.shape[1]
+            chosen = (
+                chosen_ridge_of_few(head, embeddings, labels, num_fitted) if few else chosen_ridge(fitted, held_out)
+            )
+            self.ridge.fill_(chosen)
         self._learn(head, fitted, held_out)
 
     @torch.no_grad()

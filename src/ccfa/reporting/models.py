@@ -136,7 +136,7 @@ def predict_shown(
     for one in predictions:
         unreadable += bool(one.error)
         if form == "json":
-            console.file.write(json.dumps(as_json(one), ensure_ascii=False) + "\n")
+            console.file.write(json.dumps(one.to_dict(), ensure_ascii=False) + "\n")
         elif form == "csv":
             if not rows:
                 console.file.write(csv_text([_csv_head(top)]))
@@ -163,19 +163,6 @@ def _named(inputs: tuple[str, ...], stdin: IO[str]) -> Iterator[Path]:
             yield from find_images(Path(name))
         else:
             yield Path(name)
-
-
-def as_json(one: Prediction) -> dict[str, object]:
-    """A prediction as one line of JSON."""
-    if one.error:
-        return {"file": str(one.path), "error": one.error}
-    return {
-        "file": str(one.path) if one.path else None,
-        "class": one.name,
-        "confidence": round(one.confidence, 4),
-        "unfamiliar": one.unfamiliar,
-        "top": [{"class": name, "confidence": round(share, 4)} for name, share in one.top],
-    }
 
 
 def _csv_head(top: int) -> list[str]:
