@@ -214,6 +214,15 @@ def test_the_network_exports_and_agrees():
     assert {"aten.relu.default", "aten.linear.default"} <= targets
 
 
+def test_a_run_may_leave_the_backbone_untrained(call, tmp_path):
+    words = ["run", "ranpac", "--set", "epochs=0", "projection=30", "--scenario", "4,3,3", "--out", "run"]
+    code, out, err = call(*words)
+    assert code == 0, err
+    assert "stage 3/3  10 classes" in out
+    sizes = [(tmp_path / f"run/networks/stage-00{index}.safetensors").stat().st_size for index in range(3)]
+    assert max(sizes) - min(sizes) < 2000  # rows of three more classes each
+
+
 def test_impossible_options_are_refused():
     for options in ({"projection": -1}, {"ridge": 0.0}, {"ridge": -1.0}, {"ridge": float("nan")}):
         with pytest.raises(UsageError, match=next(iter(options))):

@@ -42,6 +42,8 @@ _WITHOUT_MEMORY = {"batch_size": 64, "lr": 3e-3}
         "gdumb": {"epochs": 16},  # cycles of the rate end at powers of 2
         "il2a": {**_WITHOUT_MEMORY, "epochs": 10, "mixing_rounds": 2},
         "pass": {**_WITHOUT_MEMORY, "epochs": 10},
+        "ranpac": {"projection": 1000},
+        "acil": {"projection": 1000},
         "ccfa": {"count": 1},  # by accuracy on held-out training images
     },
 )
@@ -69,6 +71,8 @@ def load_digits_images() -> tuple[ImageSet, ImageSet]:
         "gdumb": {"epochs": 16},
         "il2a": {**_WITHOUT_MEMORY, "mixing_rounds": 2},
         "pass": _WITHOUT_MEMORY,
+        "ranpac": {"projection": 1000},
+        "acil": {"projection": 1000},
         "ccfa": {"count": 1},
     },
 )

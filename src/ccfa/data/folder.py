@@ -24,6 +24,7 @@ FOLDER_METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "icarl": {"lr": 0.5},
     "bic": {"correction_epochs": 80},
     "gdumb": {"epochs": 32, "batch_size": 16},
+    "acil": {"projection": 2000},  # 8192 would make checkpoints of 540 MB
 }
 
 IMBALANCE = 5  # how many times larger than the smallest class the largest may be before it is said
