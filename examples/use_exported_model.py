@@ -16,14 +16,15 @@ session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProv
 facts = {name: json.loads(text) for name, text in session.get_modelmeta().custom_metadata_map.items()}
 size, crop, resampling = facts["size"], facts["crop"], Image.Resampling[facts["interpolation"].upper()]
 for path in sys.argv[2:]:
-    photo = Image.open(path)
-    photo.draft("RGB", (ceil(size / crop), ceil(size / crop)))  # large JPEGs are decoded at a fraction of their size
-    photo = ImageOps.exif_transpose(photo).convert("RGB")
+    file = Image.open(path)
+    file.draft("RGB", (ceil(size / crop), ceil(size / crop)))  # large JPEGs are decoded at a fraction of their size
+    photo = ImageOps.exif_transpose(file).convert("RGB")
     side = min(photo.size) * crop
     left, top = (photo.width - side) / 2, (photo.height - side) / 2
     square = photo.resize((size, size), resampling, box=(left, top, left + side, top + side))
     pixels = np.asarray(square.convert("RGB" if facts["channels"] == 3 else "L")).reshape(1, size, size, -1)
     scores, probabilities = session.run(None, {"images": pixels.transpose(0, 3, 1, 2)})
     best = int(probabilities[0].argmax())
-    note = " (unlike the learned images)" if scores[0, best] < (facts["unfamiliar_below"] or -np.inf) else ""
-    print(f"{path}: {facts['class_names'][best]} {probabilities[0, best]:.4f}{note}")
+    print(f"{path}: {facts['class_names'][best]} {probabilities[0, best]:.4f}")
+    if facts["unfamiliar_below"] is not None and scores[0, best] < facts["unfamiliar_below"]:
+        print(f"{path} is unlike the learned images")

@@ -128,10 +128,13 @@ def test_onnx_from_the_command_line(tmp_path, call, pixels):
     assert_facts({name: json.loads(text) for name, text in metadata.items()}, model)
     assert_nothing_private(path.read_bytes(), model)
     photos = [tmp_path / "large.jpg", *sorted((tmp_path / "first" / "bee").iterdir())]
-    assert example_output(path, photos, tmp_path) == [
-        f"{one.path}: {one.name} {one.confidence:.4f}{' (unlike the learned images)' if one.unfamiliar else ''}"
-        for one in model.predict(photos)
-    ]
+    found = model.predict(photos)
+    lines = example_output(path, photos, tmp_path)
+    likeness = [line for line in lines if line.endswith("unlike the learned images")]
+    assert likeness == [f"{one.path} is unlike the learned images" for one in found if one.unfamiliar]
+    told = [line.rpartition(" ") for line in lines if line not in likeness]
+    assert [words for words, _, _ in told] == [f"{one.path}: {one.name}" for one in found]
+    assert [float(share) for _, _, share in told] == pytest.approx([one.confidence for one in found], abs=2e-4)
 
 
 def example_output(path, photos, place):
