@@ -89,7 +89,10 @@ def export_model(model: Model, path: Path | str, format: str = "onnx") -> Export
     """
     path, chosen = Path(path), choose("format", format, FORMATS)
     if path.suffix != chosen.suffix:
-        raise UsageError(f"A file of the format {format} must end in {chosen.suffix}, got {path.name!r}.")
+        raise UsageError(
+            f"A file of the format {format} must end in {chosen.suffix}, got {path.name!r}. Choose another name, or "
+            f"another format ({', '.join(FORMATS)})."
+        )
     if path.is_dir():
         raise UsageError(f"{path} is a folder. Name a file.")
     _require(chosen.packages)
