@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ccfa.augmentation import CCFA, FeatureAugmentation, Samples, cross_class_features
     from ccfa.data import ImageSet, Stage, load, register_data, split
-    from ccfa.deployment import Evaluation, Model, Prediction, learn, load_model
+    from ccfa.deployment import Evaluation, Model, Prediction, export_model, learn, load_model
     from ccfa.experiments import Run, build_method
     from ccfa.learning import Learner
     from ccfa.methods import METHODS, Method, Recipe, register_method, with_augmentation
@@ -22,7 +22,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "augmentation": ("CCFA", "FeatureAugmentation", "Samples", "cross_class_features"),
     "data": ("ImageSet", "Stage", "load", "register_data", "split"),
-    "deployment": ("Evaluation", "Model", "Prediction", "learn", "load_model"),
+    "deployment": ("Evaluation", "Model", "Prediction", "export_model", "learn", "load_model"),
     "experiments": ("Run", "build_method"),
     "learning": ("Learner",),
     "methods": ("METHODS", "Method", "Recipe", "register_method", "with_augmentation"),
@@ -55,6 +55,7 @@ __all__ = [
     "build_method",
     "compare",
     "cross_class_features",
+    "export_model",
     "learn",
     "load",
     "load_model",

@@ -302,6 +302,29 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Export:
+    """Write a model as one file that predicts without ccfa, compared with the model before it is written."""
+
+    model: _MODEL
+    """The model's folder."""
+    out: Annotated[Positional[Path | None], arg(metavar="FILE")] = None
+    """The file, .onnx or .pt2; by default it is in the current folder and has the name of the model's folder."""
+    format: Literal["onnx", "torch"] = "onnx"
+    """onnx, which needs the extra `onnx`, or torch, for torch.export.load."""
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.deployment import load_model
+        from ccfa.deployment.export import default_path, export_model
+
+        model = load_model(self.model, "cpu")
+        made = export_model(model, self.out or default_path(self.model, self.format), self.format)
+        compared = (
+            f"On {made.images} images its probabilities differ from the model's by at most {made.difference:.1g}."
+        )
+        console.print(f"{made.path} has {made.size / 1e6:.1f} MB. {compared}", soft_wrap=True)
+
+
+@dataclass(frozen=True)
 class Serve:
     """Serve a model on the web: post an image and get its classes, or drop a photo on a page."""
 
@@ -381,6 +404,7 @@ Verb = (
     | History
     | Undo
     | Model
+    | Export
     | Serve
     | List
     | Doctor

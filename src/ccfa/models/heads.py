@@ -132,7 +132,8 @@ class LocalSimilarityHead(Head):
     def similarities(self, features: Tensor) -> Tensor:
         """sum_p s_cp softmax_p(s_cp), with s_cp = 2 cos(f, w_cp) - 2."""
         cosines = F.linear(F.normalize(features), F.normalize(self.weights, dim=2).flatten(0, 1))
-        similarities = 2 * cosines.view(len(features), self.num_classes, self.num_proxies) - 2  # (B, classes, proxies)
+        shape = features.shape[0], self.num_classes, self.num_proxies
+        similarities = 2 * cosines.view(shape) - 2
         return (similarities.softmax(dim=2) * similarities).sum(dim=2)
 
     def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor:
