@@ -29,6 +29,7 @@ HEADS = {  # a method for each kind of head, rule and backbone
     "bic": "CorrectedLinearHead",
     "gdumb": "NormalisedLinearHead",
     "aanet": "LocalSimilarityHead",  # two branches
+    "ranpac": "ReadOutHead",
 }
 SHORT = {"podnet": {"balanced_epochs": 1}, "aanet": {"balanced_epochs": 1}, "bic": {"correction_epochs": 1}}
 
@@ -78,7 +79,7 @@ RUN = {"onnx": run_onnx, "torch": run_torch}
 
 def assert_predicts_alike(model, path, form, images):
     for batch in (images, images[:1]):
-        scores, probabilities = RUN[form](path, batch)
+        scores, probabilities, _ = RUN[form](path, batch)
         found = model.predict(batch)
         assert [model.class_names[label] for label in scores.argmax(axis=1)] == [one.name for one in found]
         assert probabilities.max(axis=1) == pytest.approx([one.confidence for one in found], abs=1e-4)

@@ -60,8 +60,8 @@ def export_model(model: Model, path: Path | str, format: str = "onnx") -> Export
     """Write a model as one file that predicts without ccfa. The file has the network and the class names, no exemplars.
 
     Its input `images` is uint8 of shape (any number, channels, size, size), and its outputs are `scores`,
-    `probabilities` and `familiarity`. Normalising is part of it; cropping and resizing are not, and its metadata say how
-    to do them.
+    `probabilities` and `familiarity`. Normalising is part of it; cropping and resizing are not, and its metadata say
+    how to do them.
 
     The file is compared with the model on held-out images, exemplars and noise. If it predicts anything else than the
     model does, it is not written.
@@ -181,7 +181,8 @@ def _as_onnx(program: ExportedProgram, facts: Facts) -> bytes:
         verbose=False,
     )
     assert made is not None
-    for part in (made.model, made.model.graph, *made.model.graph.all_nodes()):
+    parts: list[Any] = [made.model, made.model.graph, *made.model.graph.all_nodes()]
+    for part in parts:
         part.metadata_props.clear()  # how each node came about, with paths of this machine
     made.model.metadata_props.update({name: json.dumps(value) for name, value in facts.items()})
     content: bytes = made.model_proto.SerializeToString()
