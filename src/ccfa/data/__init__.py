@@ -6,6 +6,7 @@ from ccfa.data.folder import FOLDER
 from ccfa.data.images import ImageSet
 from ccfa.data.registry import DATASETS, Loader, data_set, describe_data_sets, load, load_parts, register_data
 from ccfa.data.stages import Stage, class_order, order_names, parse_scenario, recognise_imagenet, split
+from ccfa.data.streamed import Streamed
 from ccfa.data.transforms import Transforms
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "ImageSet",
     "Loader",
     "Stage",
+    "Streamed",
     "Transforms",
     "class_order",
     "data_set",
