@@ -31,6 +31,12 @@ def registries(monkeypatch):
         monkeypatch.setattr(registry, "_added", dict(registry._added))
 
 
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch):
+    """Tests decode their photos, and leave the user's cache alone."""
+    monkeypatch.setenv("CCFA_CACHE", "off")
+
+
 @pytest.fixture
 def fail():
     """Makes named places fail, counted from now."""

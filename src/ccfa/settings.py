@@ -76,6 +76,8 @@ class Setting:
     """The width and height to which photos of a folder are resized."""
     skip_bad: bool = False
     """Skip unreadable files of an image folder instead of stopping."""
+    recursive: bool = False
+    """Read the folders inside the class folders of an image folder, too."""
     batch_seed: int | None = None
     """The seed of batch order and augmentation; by default the seed of the run."""
 
@@ -121,6 +123,7 @@ class Experiment(Setting, _One):  # the fields of the last base come first
             "val": self.validation or None,
             "size": self.image_size if self.image_size != 64 else None,
             "skip-bad": "" if self.skip_bad else None,
+            "recursive": "" if self.recursive else None,
             "seed": self.seed,
             "batches": self.batch_seed,
         }

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ccfa.data.images import ImageSet, require_same_classes
-from ccfa.errors import DataError, UsageError
+from ccfa.errors import DataError, Notice, UsageError
 
 NAMES = ("ant", "bee", "cat")
 GOOD = np.zeros((4, 3, 2, 2), np.uint8)
@@ -89,9 +89,13 @@ def test_hold_out_splits_every_class():
     assert torch.bincount(whole.hold_out(0.99, seed=0)[0].labels).tolist() == [1, 1, 1]
 
 
-def test_hold_out_refuses_what_cannot_be_split():
-    with pytest.raises(DataError, match="'bee' has 1 image"):
-        make([0, 0, 1, 2, 2]).hold_out(0.5, seed=0)
+def test_hold_out_of_a_single_image_keeps_it_in_both():
+    with pytest.warns(Notice, match="class: 'bee'"):
+        rest, held = make([0, 0, 1, 2, 2]).hold_out(0.5, seed=0)
+    assert (rest.labels.tolist(), held.labels.tolist()) == ([0, 1, 2], [0, 1, 2])
+
+
+def test_hold_out_refuses_impossible_fractions():
     for fraction in (0.0, 1.0, float("nan")):
         with pytest.raises(UsageError, match="fraction"):
             make([0, 0]).hold_out(fraction, seed=0)

@@ -56,13 +56,13 @@ def test_a_plug_in_is_loaded_when_needed(monkeypatch, tmp_path):
 
 def test_the_loader_gets_what_it_names():
     @register_data("asked")
-    def asked(data_dir, image_size, held_out, skip_bad, download, own=1):
-        given.append((data_dir, image_size, held_out, skip_bad, download, own))
+    def asked(data_dir, image_size, held_out, skip_bad, recursive, download, own=1):
+        given.append((data_dir, image_size, held_out, skip_bad, recursive, download, own))
         return grey_noise(0)
 
     given = []
-    load("asked", "there", image_size=9, skip_bad=True)
-    assert given == [(Path("there"), 9, 0.2, True, True, 1)]
+    load("asked", "there", image_size=9, skip_bad=True, recursive=True)
+    assert given == [(Path("there"), 9, 0.2, True, True, True, 1)]
     assert data_set("asked").default_scenario(11) == "B6-inc1"
 
 

@@ -177,7 +177,7 @@ def test_the_configuration_is_json_and_repeats_the_experiment():
 
 CHANGES = {"method": "ucir", "ccfa": True, "mix": "mixup", "data": "photos", "scenario": "B2-inc2", "order": "seed-1"}
 CHANGES |= {"memory": 3, "memory_total": 30, "validation": 0.1, "image_size": 32, "skip_bad": True, "seed": 1}
-CHANGES |= {"batch_seed": 1, "options": {"lr": "0.2"}}
+CHANGES |= {"recursive": True, "batch_seed": 1, "options": {"lr": "0.2"}}
 
 
 def test_whatever_differs_shows_in_the_name():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import fuzzing
-from ccfa.data.folder import MAX_BYTES, decode_image, load_folder
+from ccfa.data.decoding import MAX_BYTES, Framing, decode_image
+from ccfa.data.folder import load_folder
 from ccfa.errors import DataError
 from children import in_child, limit_memory
 from zoo import SIDE, black_rows, good_files, png, write_noise
@@ -31,7 +32,7 @@ def refused_within(num_bytes, path, reason):
     def refused():
         limit_memory(num_bytes)
         with pytest.raises(DataError, match=reason):
-            decode_image(path, SIDE)
+            decode_image(path, Framing(SIDE))
 
     in_child(refused)
 
@@ -44,7 +45,7 @@ def test_damaged_images_decode_or_fail(seconds, tmp_path):
     def decode(content):
         path.write_bytes(content)
         try:
-            pixels = decode_image(path, SIDE)
+            pixels = decode_image(path, Framing(SIDE))
         except DataError:
             return
         assert (pixels.shape, pixels.dtype) == ((3, SIDE, SIDE), np.uint8)

@@ -1,8 +1,10 @@
 """Data: labelled images, where they come from, class orders, stages and transforms."""
 
+from ccfa.data.cache import cache_folder
 from ccfa.data.cifar100 import CIFAR100_PODNET, CIFAR100_UCIR, CIFAR100_UNJITTERED
+from ccfa.data.decoding import Framing, decode_bytes, decode_files, decode_image
 from ccfa.data.embedded import DIGITS, GLYPHS, load_digits_images, load_glyphs
-from ccfa.data.folder import FOLDER
+from ccfa.data.folder import FOLDER, Photos, find_images, inspect_folder, read_photos
 from ccfa.data.images import ImageSet
 from ccfa.data.registry import DATASETS, Loader, data_set, describe_data_sets, load, load_parts, register_data
 from ccfa.data.stages import Stage, class_order, order_names, parse_scenario, recognise_imagenet, split
@@ -17,20 +19,29 @@ __all__ = [
     "DIGITS",
     "FOLDER",
     "GLYPHS",
+    "Framing",
     "ImageSet",
     "Loader",
+    "Photos",
     "Stage",
     "Streamed",
     "Transforms",
+    "cache_folder",
     "class_order",
     "data_set",
+    "decode_bytes",
+    "decode_files",
+    "decode_image",
     "describe_data_sets",
+    "find_images",
+    "inspect_folder",
     "load",
     "load_digits_images",
     "load_glyphs",
     "load_parts",
     "order_names",
     "parse_scenario",
+    "read_photos",
     "recognise_imagenet",
     "register_data",
     "split",

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import warnings
-from multiprocessing.pool import ThreadPool
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ccfa.data.images import ImageSet, some
+from ccfa.data.cache import cache_folder
+from ccfa.data.decoding import Framing, Pixels, decode_files
+from ccfa.data.images import ImageSet, require_same_classes, some
 from ccfa.data.transforms import Transforms
-from ccfa.errors import DataError, Notice, UsageError
-from ccfa.files import read_regular
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from ccfa.errors import DataError, Notice
 
 FOLDER = Transforms((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), padding=4, flip=True, brightness=63 / 255)
 FOLDER_OPTIONS = {"transforms": FOLDER, "epochs": 40, "batch_size": 64}
@@ -29,124 +26,231 @@ FOLDER_METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "gdumb": {"epochs": 32, "batch_size": 16},
 }
 
-# A list of our own: the rarer decoders of Pillow are where its security fixes have been.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-MAX_PIXELS = 64_000_000
-MAX_BYTES = 300_000_000  # of a file: more than so many pixels need without compression
-MAX_IMAGE_SIZE = 4096
+IMBALANCE = 5  # how many times larger than the smallest class the largest may be before it is said
 _EXPECTED = """Expected
   FOLDER/<class>/<image files>
 or
   FOLDER/train/<class>/<image files>
   FOLDER/test/<class>/<image files>   (or val/ instead of test/)"""
-_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
-_LEFT_BY_SYSTEMS = ("thumbs.db", "desktop.ini")
+_ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif"}
+_ENDINGS |= {".heic", ".heif"}
+_TEXTS = {".txt", ".md", ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".html", ".htm", ".log", ".aae", ".xmp"}
+_LEFT_BY_SYSTEMS = ("thumbs.db", "desktop.ini", "__macosx", "@eadir")
+_TEST_PARTS = ("test", "val", "valid", "validation")
 
-Pixels = NDArray[np.uint8]
+
+@dataclass(frozen=True)
+class Photos:
+    """What was found in a folder of classes. `read_photos` makes it.
+
+    Args:
+        images: The images that could be decoded, with the classes sorted by name.
+        paths: The file of each image.
+        unreadable: The files that are not usable images, each with the reason.
+        duplicates: Pairs of files of one class with the same image.
+        conflicts: Pairs of files of two classes with the same image.
+        ignored: Files that were not read: text files, hidden files and those that operating systems leave.
+    """
+
+    images: ImageSet
+    paths: tuple[Path, ...]
+    unreadable: tuple[tuple[Path, str], ...] = ()
+    duplicates: tuple[tuple[Path, Path], ...] = ()
+    conflicts: tuple[tuple[Path, Path], ...] = ()
+    ignored: tuple[Path, ...] = ()
+
+    def findings(self) -> list[str]:
+        """Return what there is to say about the folder, in sentences."""
+        counts = self._counts()
+        listed = some([f"{name} {count}" for name, count in counts.items()])
+        lines = [f"{_num(len(counts), 'class', 'classes')}, {_num(len(self.images), 'image')}: {listed}."]
+        if self.unreadable:
+            lines.append(self.listing())
+        if self.duplicates:
+            pairs = some([f"  {first} and {second}" for first, second in self.duplicates], "\n")
+            lines.append(f"{_num(len(self.duplicates), 'image is', 'images are')} in one class twice:\n{pairs}")
+        return lines + self._singles() + self.notes()
+
+    def notes(self) -> list[str]:
+        """Return those findings that a user should know before training."""
+        lines, counts = [], self._counts()
+        smallest, largest = min(counts, key=lambda name: counts[name]), max(counts, key=lambda name: counts[name])
+        if counts[largest] > IMBALANCE * counts[smallest]:
+            lines.append(
+                f"The classes are of very different size: {largest!r} has {_num(counts[largest], 'image')} and "
+                f"{smallest!r} has {counts[smallest]}. Expect more errors on small classes, or add images to them."
+            )
+        if self.conflicts:
+            pairs = some([f"  {first} and {second}" for first, second in self.conflicts], "\n")
+            same = _num(len(self.conflicts), "image is", "images are")
+            lines.append(f"{same} the same in two classes, so one label must be wrong:\n{pairs}")
+        if texts := [str(path) for path in self.ignored if path.suffix.lower() in _TEXTS]:
+            lines.append(f"{_num(len(texts), 'text file is', 'text files are')} left out: {some(texts)}.")
+        return lines
+
+    def _singles(self) -> list[str]:
+        names = [repr(name) for name, count in self._counts().items() if count == 1]
+        classes = _num(len(names), "class has", "classes have")
+        return [f"{classes} one image only: {some(names)}. Add images if you can."] if names else []
+
+    def listing(self) -> str:
+        """Return the unreadable files with their reasons, as lines under a heading."""
+        return _listing(self.unreadable)
+
+    def _counts(self) -> dict[str, int]:
+        counts = self.images.labels.bincount(minlength=self.images.num_classes).tolist()
+        return dict(zip(self.images.class_names, counts, strict=True))
+
+
+def read_photos(
+    root: str | Path, framing: Framing | None = None, *, recursive: bool = False, cache: Path | None = None
+) -> Photos:
+    """Read all images of root/<class>/*, with the classes sorted by name.
+
+    Args:
+        root: A folder with one folder per class.
+        framing: The size of the images and how they are cropped; by default `Framing()`.
+        recursive: Read the folders inside the class folders, too.
+        cache: A folder in which decoded images are kept, such as `cache_folder()`. None means no cache.
+
+    Returns:
+        What was found. Single unreadable files are listed in it; whether they are an error is up to the caller.
+
+    Raises:
+        DataError: If there are no class folders, or if a class has no usable image.
+
+    Example:
+        >>> import tempfile
+        >>> from ccfa.data import read_photos
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for number, name in enumerate(["ant", "bee"]):
+        ...         os.mkdir(f"{folder}/{name}")
+        ...         size = Path(f"{folder}/{name}/a.ppm").write_bytes(b"P6 1 1 255\\n ab%d" % number)
+        ...     photos = read_photos(folder)
+        >>> photos.images
+        ImageSet(2 images 3x64x64, 2 classes, cpu)
+        >>> photos.findings()[0]
+        '2 classes, 2 images: ant 1, bee 1.'
+    """
+    folders = _class_folders(Path(root))
+    files: list[tuple[int, Path]] = []
+    ignored: list[Path] = []
+    for label, folder in enumerate(folders.values()):
+        for path, is_left_out in _files(folder, recursive):
+            if is_left_out:
+                ignored.append(path)
+            else:
+                files.append((label, path))
+    images, rows, unreadable = decode_files([path for _, path in files], framing or Framing(), cache)
+    unreadable = [(path, _with_hint(path, reason)) for path, reason in unreadable]
+    files = [files[row] for row in rows]
+    labels = np.array([label for label, _ in files], dtype=np.int64)
+    counts = np.bincount(labels, minlength=len(folders))
+    if empty := [repr(name) for name, count in zip(folders, counts, strict=True) if count == 0]:
+        listed = f"\n{_listing(unreadable)}" if unreadable else ""
+        raise DataError(f"No usable images of the classes {some(empty)} in {root}. {_EXPECTED}{listed}")
+    duplicates, conflicts = _same_images(images, files)
+    return Photos(
+        ImageSet(images, labels, folders),
+        tuple(path for _, path in files),
+        tuple(unreadable),
+        tuple(duplicates),
+        tuple(conflicts),
+        tuple(ignored),
+    )
 
 
 def load_folder(
-    root: Path, image_size: int = 64, held_out: float = 0.2, seed: int = 0, skip_bad: bool = False
+    root: Path,
+    image_size: int = 64,
+    held_out: float = 0.2,
+    seed: int = 0,
+    skip_bad: bool = False,
+    recursive: bool = False,
 ) -> tuple[ImageSet, ImageSet]:
     """Return the train and the test set of a folder, 3 x image_size x image_size.
 
     If there is no test part, the fraction `held_out` of each class is the test set, chosen at random by `seed`.
     Unreadable files are an error that lists them; with `skip_bad` they are left out and listed in a warning.
     """
-    if not 1 <= image_size <= MAX_IMAGE_SIZE:
-        raise UsageError(f"The image size must be from 1 to {MAX_IMAGE_SIZE} pixels, got {image_size}.")
-    folders = _class_folders(root)
-    if set(folders) == {"train"}:
-        raise DataError(f"{root} has train/ but neither test/ nor val/. {_EXPECTED}")
-    if {"train"} < set(folders) <= {"train", "test", "val"}:
-        parts = [folders["train"], folders.get("test") or folders["val"]]
-        train, test = (_load_classes(part, image_size, skip_bad) for part in parts)
-    else:
-        train, test = _load_classes(root, image_size, skip_bad).hold_out(held_out, seed)
-    known = set(_digests(train.images.numpy()))
-    if num_shared := sum(digest in known for digest in _digests(test.images.numpy())):
+    framing, cache = Framing(image_size), cache_folder()
+    folders, parts = _parts(root), []
+    for name, folder in folders.items():
+        photos = read_photos(folder, framing, recursive=recursive, cache=cache)
+        if photos.unreadable and not skip_bad:
+            hint = "Remove or repair them, or leave them out with --skip-bad (skip_bad=True)."
+            raise DataError(f"{photos.listing()}\n{hint}")
+        notes = [f"Skipped: {photos.listing()}"] if photos.unreadable else []
+        notes += photos.notes()
+        if name == "train" and len(folders) == 2:  # hold_out says it otherwise
+            notes += photos._singles()
+        for note in notes:
+            _notice(note)
+        parts.append(photos.images)
+    train, test = parts if len(parts) == 2 else parts[0].hold_out(held_out, seed)
+    if num_shared := _num_shared(train, test):
         _notice(f"{num_shared} of the {len(test)} test images are training images too; accuracies will be too high.")
     return train, test
 
 
-def decode_image(path: Path, image_size: int) -> Pixels:
-    """Return the first frame of a file as uint8 [3, image_size, image_size].
-
-    The image is turned upright by its EXIF tag, laid over white where it is transparent, cropped to its centre
-    square and resized. A file that cannot be used is a DataError with the reason, without the path.
-    """
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    content = read_regular(path, MAX_BYTES)
+def inspect_folder(root: Path, *, recursive: bool = False) -> list[str]:
+    """Return what there is to say about an image folder before training on it, in sentences."""
+    lines, parts = [], []
+    for name, folder in _parts(root).items():
+        photos = read_photos(folder, recursive=recursive, cache=cache_folder())
+        lines += [f"{name}: {line}" if name else line for line in photos.findings()]
+        parts.append(photos.images)
+    if len(parts) == 1:
+        return [*lines, "There is no test part: a fifth of each class is held out for testing."]
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as file:
-            width, height = file.size
-            if width * height > MAX_PIXELS:  # from the header, before any pixel is unpacked
-                raise DataError(f"has {width} x {height} pixels, expected at most {MAX_PIXELS // 10**6} million")
-            image = _rgb(ImageOps.exif_transpose(file))
-    except UnidentifiedImageError:
-        raise DataError(f"is not an image of a known format ({', '.join(FORMATS)})") from None
-    except DataError:
-        raise
-    except Exception as error:  # damaged files make Pillow raise almost anything
-        raise DataError(f"cannot be decoded: {error}") from error
-    side = min(image.size)
-    left, top = (image.width - side) / 2, (image.height - side) / 2
-    # Only the centre is resized, so that a very long image does not become a huge one first.
-    square = image.resize((image_size, image_size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
-    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+        require_same_classes(*parts)
+    except DataError as error:
+        lines.append(str(error))
+    if num_shared := _num_shared(*parts):
+        lines.append(f"{num_shared} of the {len(parts[1])} test images are training images too.")
+    return lines
 
 
-def _rgb(image: Image) -> Image:
-    from PIL import Image as Images
+def find_images(path: str | Path, recursive: bool = True) -> list[Path]:
+    """Return the image files under a path, sorted: those that `read_photos` would read, in class folders or not.
 
-    if image.mode.startswith(("I", "F")):  # more than 8 bits, which Pillow would cut at 255 instead of scaling
-        values = np.asarray(image, np.float64)
-        if not np.isfinite(values).all():
-            raise DataError("holds NaN or infinite values")
-        low, high = values.min(), values.max()
-        if image.mode != "F" and low >= 0 and high <= 65535:
-            low, high = 0, 65535  # sixteen bits: the range is the format's
-        image = Images.fromarray(np.rint((values - low) * (255 / max(high - low, 1e-300))).astype(np.uint8))
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    opaque = Images.new("RGBA", image.size, "white")
-    return Images.alpha_composite(opaque, image.convert("RGBA")).convert("RGB")
+    Args:
+        path: A folder, or a single file.
+        recursive: Look into the folders inside it, too.
+
+    Raises:
+        DataError: If the path does not exist, or has no such files.
+
+    Example:
+        >>> import tempfile
+        >>> from ccfa.data import find_images
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("b.jpg", "a.png", "notes.txt"):
+        ...         Path(folder, name).touch()
+        ...     [found.name for found in find_images(folder)]
+        ['a.png', 'b.jpg']
+    """
+    path = Path(path)
+    if os.path.exists(path) and not os.path.isdir(path):
+        return [path]
+    found = [file for file, is_left_out in _files(path, recursive) if not is_left_out and not os.path.isdir(file)]
+    if not found:
+        raise DataError(f"{path} has no images. Expected a folder with image files, or a single one.")
+    return found
 
 
-def _load_classes(root: Path, image_size: int, skip_bad: bool) -> ImageSet:
-    """All images of root/<class>/*, with the classes sorted by name."""
+def _parts(root: Path) -> dict[str, Path]:
+    """The folders of classes by the name of their part; without parts there is one, with an empty name."""
     folders = _class_folders(root)
-    files = [(label, path) for label, folder in enumerate(folders.values()) for path in _visible(folder)]
-    images = np.zeros((len(files), 3, image_size, image_size), dtype=np.uint8)
-
-    def decode(row: int) -> str:
-        try:
-            images[row] = decode_image(files[row][1], image_size)
-        except DataError as error:
-            return str(error)
-        return ""
-
-    with ThreadPool(min(8, os.cpu_count() or 1)) as pool:
-        reasons = list(pool.imap(decode, range(len(files)), chunksize=16))
-    if bad := [f"  {path} {reason}" for (_, path), reason in zip(files, reasons, strict=True) if reason]:
-        listed = f"{len(bad)} files are not usable images:\n" + some(bad, "\n")
-        if not skip_bad:
-            raise DataError(f"{listed}\nRemove or repair them, or leave them out with --skip-bad (skip_bad=True).")
-        _notice(f"Skipped: {listed}")
-        good = [row for row, reason in enumerate(reasons) if not reason]
-        images, files = images[good], [files[row] for row in good]
-    labels = np.array([label for label, _ in files], dtype=np.int64)
-    counts = np.bincount(labels, minlength=len(folders))
-    if empty := [repr(name) for name, count in zip(folders, counts, strict=True) if count == 0]:
-        raise DataError(f"No usable images of the classes {some(empty)} in {root}. {_EXPECTED}")
-    _notice_conflicts(images, files)
-    return ImageSet(images, labels, folders)
+    if "train" not in folders or not set(folders) <= {"train", *_TEST_PARTS}:
+        return {"": root}
+    found = [name for name in _TEST_PARTS if name in folders]
+    return {name: folders[name] for name in ["train", *found[:1]]}
 
 
 def _class_folders(root: Path) -> dict[str, Path]:
     """The class folders by class name, sorted."""
-    visible = _visible(root)
+    visible = [path for path in _listed(root) if not _is_left_by_systems(path.name)]
     # Names are UTF-8 on disk, also where the locale knows only ASCII.
     named = ((os.fsencode(path.name).decode("utf-8", "surrogateescape"), path) for path in visible)
     folders = {name: path for name, path in named if os.path.isdir(path)}
@@ -157,28 +261,66 @@ def _class_folders(root: Path) -> dict[str, Path]:
     return folders
 
 
-def _visible(folder: Path) -> list[Path]:
+def _files(folder: Path, recursive: bool, around: tuple[str, ...] = ()) -> Iterator[tuple[Path, bool]]:
+    """What is in a folder, sorted, each with whether it is left out; `around` are the folders that it is in."""
+    around = (*around, os.path.realpath(folder))
+    for path in _listed(folder):
+        is_folder = os.path.isdir(path)
+        if _is_left_by_systems(path.name):
+            yield path, True
+        elif is_folder and recursive:
+            if os.path.realpath(path) not in around:  # a link to a folder around it would never end
+                yield from _files(path, recursive, around)
+        else:
+            yield path, not is_folder and path.suffix.lower() in _TEXTS
+
+
+def _listed(folder: Path) -> list[Path]:
     try:
-        names = sorted(os.listdir(folder))
+        return [folder / name for name in sorted(os.listdir(folder))]
     except OSError as error:
         raise DataError(f"{folder} does not exist or cannot be listed: {error.strerror}. {_EXPECTED}") from error
-    return [folder / name for name in names if not name.startswith(".") and name.lower() not in _LEFT_BY_SYSTEMS]
 
 
-def _notice_conflicts(images: Pixels, files: list[tuple[int, Path]]) -> None:
-    """Name images that are the same in two classes; published data sets have some, so it is no error."""
+def _is_left_by_systems(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _LEFT_BY_SYSTEMS
+
+
+def _with_hint(path: Path, reason: str) -> str:
+    return f"{reason}; --recursive (recursive=True) reads what is in it" if os.path.isdir(path) else reason
+
+
+def _same_images(
+    images: Pixels, files: Sequence[tuple[int, Path]]
+) -> tuple[list[tuple[Path, Path]], list[tuple[Path, Path]]]:
+    """Pairs of files with the same image: in one class, and in two; published data sets have some of both."""
     first: dict[bytes, tuple[int, Path]] = {}
-    lines = []
+    duplicates, conflicts = [], []
     for digest, (label, path) in zip(_digests(images), files, strict=True):
         earlier_label, earlier = first.setdefault(digest, (label, path))
         if earlier_label != label:
-            lines.append(f"  {earlier} and {path}")
-    if lines:
-        _notice(f"{len(lines)} images are the same in two classes, so one label must be wrong:\n" + some(lines, "\n"))
+            conflicts.append((earlier, path))
+        elif earlier != path:
+            duplicates.append((earlier, path))
+    return duplicates, conflicts
+
+
+def _num_shared(train: ImageSet, test: ImageSet) -> int:
+    known = set(_digests(train.images.numpy()))
+    return sum(digest in known for digest in _digests(test.images.numpy()))
 
 
 def _digests(images: Pixels) -> list[bytes]:
     return [hashlib.blake2b(image.data, digest_size=16).digest() for image in images]
+
+
+def _listing(unreadable: Sequence[tuple[Path, str]]) -> str:
+    lines = some([f"  {path} {reason}" for path, reason in unreadable], "\n")
+    return f"{_num(len(unreadable), 'file is not a usable image', 'files are not usable images')}:\n{lines}"
+
+
+def _num(number: int, one: str, several: str = "") -> str:
+    return f"{number} {one if number == 1 else several or one + 's'}"
 
 
 def _notice(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ccfa.data.streamed import Streamed
-from ccfa.errors import DataError, UsageError
+from ccfa.errors import DataError, Notice, UsageError
 
 Array = Tensor | NDArray[Any]
 _UNREADABLE = ("Cc", "Cs", "Zl", "Zp")  # controls, surrogates, line separators; joiners (Cf) are parts of words
@@ -182,23 +183,29 @@ class ImageSet:
         return same
 
     def hold_out(self, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
-        """Return two sets (rest, held): about `fraction` of each class is held, chosen at random by `seed`."""
+        """Return two sets (rest, held): about `fraction` of each class is held, chosen at random by `seed`.
+
+        The image of a class that has only one is in both sets, with a warning.
+        """
         if not 0 < fraction < 1:
             raise UsageError(f"The fraction to hold out must be above 0 and below 1, got {fraction}.")
         # The legacy generator: NumPy promises its stream, so a split stays the same in later versions.
         random = np.random.RandomState(seed)
         labels = self.labels.cpu().numpy()
-        held = np.zeros(len(labels), dtype=bool)
+        held, single = np.zeros(len(labels), dtype=bool), np.zeros(len(labels), dtype=bool)
         for label in np.unique(labels):
             rows = np.flatnonzero(labels == label)
-            if len(rows) < 2:
-                raise DataError(
-                    f"Class {self.class_names[label]!r} has 1 image, expected at least 2: one to learn from "
-                    "and one to hold out. Add images or remove the class."
-                )
+            if len(rows) == 1:
+                single[rows] = True
+                continue
             num_held = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
             held[random.permutation(rows)[:num_held]] = True
-        return self.subset(np.flatnonzero(~held)), self.subset(np.flatnonzero(held))
+        if single.any():
+            names = some([repr(self.class_names[label]) for label in labels[single]])
+            warnings.warn(
+                Notice(f"Held out and learned as well, as the only image of its class: {names}."), stacklevel=2
+            )
+        return self.subset(np.flatnonzero(~held)), self.subset(np.flatnonzero(held | single))
 
 
 def require_same_classes(train: ImageSet, test: ImageSet) -> None:

@@ -13,7 +13,7 @@ from ccfa.data.images import ImageSet, require_same_classes
 from ccfa.errors import UsageError, unknown
 from ccfa.plugins import Registry
 
-Loader = Callable[[str, Path | None, int, bool, float], tuple[ImageSet, ImageSet]]
+Loader = Callable[[str, Path | None, int, bool, float, bool], tuple[ImageSet, ImageSet]]
 """What takes the arguments of `load_parts` and returns its two sets."""
 _Loader = TypeVar("_Loader", bound=Callable[..., tuple[ImageSet, ImageSet]])
 
@@ -54,8 +54,8 @@ def register_data(
 
     The function returns two `ImageSet`s with the same class names: the train set and the test set. It takes no
     arguments, or some of these by name, as given to `load` or on the command line: `data_dir` (a path or None),
-    `image_size`, `held_out`, `seed`, `skip_bad`, `download`. The first line of its docstring describes the data
-    set in `ccfa list datasets`.
+    `image_size`, `held_out`, `seed`, `skip_bad`, `recursive`, `download`. The first line of its docstring describes
+    the data set in `ccfa list datasets`.
 
     Args:
         name: What users type. It must not contain a path separator.
@@ -117,6 +117,7 @@ def load(
     held_out: float = 0.2,
     seed: int = 0,
     skip_bad: bool = False,
+    recursive: bool = False,
     download: bool = True,
 ) -> tuple[ImageSet, ImageSet]:
     """Load the train and the test set of a data set by name, or of an image folder by path.
@@ -128,6 +129,7 @@ def load(
         held_out: The fraction of each class of a folder that becomes the test set if there is no test part.
         seed: Decides which images of a folder are held out.
         skip_bad: Leave out unreadable files of a folder instead of raising an error.
+        recursive: Read the folders inside the class folders of a folder, too.
         download: Download CIFAR-100 if it is missing.
 
     Returns:
@@ -145,6 +147,7 @@ def load(
         "held_out": held_out,
         "seed": seed,
         "skip_bad": skip_bad,
+        "recursive": recursive,
         "download": download,
     }
     loader = data_set(name).loader
@@ -155,10 +158,10 @@ def load(
 
 
 def load_parts(
-    name: str, data_dir: Path | None, image_size: int, skip_bad: bool, validation: float
+    name: str, data_dir: Path | None, image_size: int, skip_bad: bool, validation: float, recursive: bool = False
 ) -> tuple[ImageSet, ImageSet]:
     """The images to train on and those to evaluate on: with `validation`, a fraction held out from the former."""
-    train, test = load(name, data_dir, image_size=image_size, skip_bad=skip_bad)
+    train, test = load(name, data_dir, image_size=image_size, skip_bad=skip_bad, recursive=recursive)
     return train.hold_out(validation, seed=0) if validation else (train, test)
 
 

@@ -290,7 +290,8 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
     for seed in (experiment.seed, experiment.batch_seed or 0):
         if not 0 <= seed < 2**63:
             raise UsageError(f"The seed must be from 0 to 2^63 - 1, got {seed}.")
-    train, test = load(experiment.data, data_dir, experiment.image_size, experiment.skip_bad, experiment.validation)
+    reading = experiment.image_size, experiment.skip_bad, experiment.validation, experiment.recursive
+    train, test = load(experiment.data, data_dir, *reading)
     notes = []
     if experiment.validation:
         notes.append(f"Accuracies are on {len(test)} images held out from training, not on the test set.")

@@ -97,7 +97,8 @@ def identity(entry: Result) -> dict[str, Any]:
 
     The resolved method is compared, so that a default and the same value given as an option are the same experiment.
     """
-    given = {name: getattr(entry.experiment, name) for name in ("data", "validation", "image_size", "skip_bad")}
+    names = ("data", "validation", "image_size", "skip_bad", "recursive")
+    given = {name: getattr(entry.experiment, name) for name in names}
     content = {**given, **entry.resolved, "class_names": sorted(entry.resolved["class_names"])}
     del content["class_order"]
     return content
