@@ -109,13 +109,15 @@ class Streamed:
             place += len(part)
         return images
 
-    def damaged(self) -> Iterator[int]:
-        """Yield the place in the file of each image that is not what it was."""
-        for row in self.rows.tolist():
+    def damaged(self, first: int, last: int) -> list[int]:
+        """Return the place in the file of each image of rows first to last - 1 that is not what it was."""
+        found = []
+        for row in self.rows[first:last]:
             try:
                 self._read(np.array([row]))
             except DataError:
-                yield row
+                found.append(int(row))
+        return found
 
     def _read(self, rows: NDArray[np.int64]) -> Tensor:
         """Read images by their place in the file, into memory that a copy to the device need not wait for."""

@@ -11,7 +11,17 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 import ccfa
 from ccfa.augmentation import CCFA, MIXES
-from ccfa.data import ImageSet, Loader, Stage, class_order, data_set, load_parts, parse_scenario, recognise_imagenet
+from ccfa.data import (
+    ImageSet,
+    Loader,
+    Stage,
+    class_order,
+    data_set,
+    described_list,
+    load_parts,
+    parse_scenario,
+    recognise_imagenet,
+)
 from ccfa.errors import DataError, ModelError, UsageError, choose, unknown
 from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_image_augmentation, with_memory
 from ccfa.methods.method import EVERYTHING, no_auxiliary_classes
@@ -253,7 +263,7 @@ class Resolved(NamedTuple):
     @property
     def config(self) -> dict[str, Any]:
         """What config.json holds: the experiment, which repeats the run, and what it came to."""
-        plugins = loaded_plugins()
+        plugins, classes = loaded_plugins(), described_list(self.experiment.data, self.train.class_names)
         return {
             "experiment": asdict(self.experiment),
             **({"plugins": plugins} if plugins else {}),
@@ -262,6 +272,7 @@ class Resolved(NamedTuple):
                 "stage_sizes": [stage.num_new for stage in self.stages],
                 "class_order": list(self.order),
                 "class_names": list(self.train.class_names),
+                **({"class_list": classes} if classes else {}),
                 "num_training_images": len(self.train),
                 "num_test_images": len(self.test),
                 "fingerprints": {"train": self.train.fingerprint, "test": self.test.fingerprint},

@@ -111,7 +111,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def images_on(device: torch.device, images: ImageSet) -> ImageSet:
-    """The images on a device; streamed ones are read into the memory of a GPU if they take at most half of what is free.
+    """The images on a device; streamed ones are read into a GPU's memory if they take at most half of what is free.
 
     Otherwise each batch is read from its file, which the system keeps in the host's memory as far as it fits.
     """
