@@ -220,9 +220,8 @@ class Prepare:
         assert out  # the photos were found
         work = Preparation(source, out, self.image_size, self.skip_bad)
         console.print(work.describe(), soft_wrap=True)
-        finished = work.is_finished()
-        if not finished:
-            console.print(f"About {max(1, round(work.seconds() / 60))} minutes of decoding are left.")
+        if not work.is_finished():
+            console.print(f"Decoding will take about {work.seconds() / 60:.1f} minutes.")
         if self.dry_run:
             return
         with console.status("Beginning") as status:

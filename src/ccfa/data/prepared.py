@@ -121,7 +121,7 @@ class Preparation:
     def describe(self) -> str:
         """How large the data set is, what is done, and how much space there is."""
         parts = " and ".join(f"{len(self.source.files[part]):,} {part} images" for part in PARTS)
-        done = sum(shard.last - shard.first for shard in self.done())
+        done = self._num_done()
         begun = f" {done:,} images are done." if done else ""
         return (
             f"{self.source.name}: {parts} of {len(self.source.class_names)} classes, {self.image_size} x "
@@ -138,7 +138,7 @@ class Preparation:
     def seconds(self) -> float:
         """About how long the images that are left will take: some are decoded now, spread over all of them."""
         rows = [(part, row) for part in PARTS for row in range(len(self.source.files[part]))]
-        left = len(rows) - sum(shard.last - shard.first for shard in self.done())
+        left = len(rows) - self._num_done()
         chosen = rows[:: -(-len(rows) // SAMPLE)]
         began = time.monotonic()
         with ThreadPoolExecutor(self._num_workers) as pool:
@@ -160,7 +160,7 @@ class Preparation:
         """Decode what is left, and write the index. A finished folder is left as it is."""
         if self.is_finished():
             return
-        if (left := self.num_bytes - self._written()) > self.free:
+        if (left := self.num_bytes - self._num_done() * self.image_bytes) > self.free:
             raise ResourceError(
                 f"{self.out} needs {left / 1e9:.1f} GB more, and {self.free / 1e9:.1f} GB are free there. Use another "
                 "--out, or a smaller --image-size."
@@ -208,9 +208,8 @@ class Preparation:
     def _num_workers(self) -> int:
         return self.workers or len(os.sched_getaffinity(0))
 
-    def _written(self) -> int:
-        """The bytes of pixels that are on the disk already."""
-        return self.image_bytes * sum(shard.last - shard.first for shard in self.done())
+    def _num_done(self) -> int:
+        return self.num_images if self.is_finished() else sum(shard.last - shard.first for shard in self.done())
 
     def _require_same(self, facts: dict[str, Any]) -> None:
         if other := sorted(name for name, value in self.identity.items() if facts.get(name) != value):

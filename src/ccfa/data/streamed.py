@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from collections import deque
@@ -122,8 +123,8 @@ class Streamed:
     def _read(self, rows: NDArray[np.int64]) -> Tensor:
         """Read images by their place in the file, into memory that a copy to the device need not wait for."""
         pixels = torch.empty((len(rows), *self.shape[1:]), dtype=self.dtype, pin_memory=self.device.type == "cuda")
-        lines = pixels.view(len(rows), -1).numpy()
-        num_bytes = lines.shape[1]
+        num_bytes = math.prod(self.shape[1:])
+        lines = pixels.view(len(rows), num_bytes).numpy()
         try:
             with open_regular(self.path) as (descriptor, _):
                 for line, row in zip(lines, rows.tolist(), strict=True):
