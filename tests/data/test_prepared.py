@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 import time
 
 import filelock
@@ -79,6 +80,25 @@ def test_a_killed_preparation_continues(work, tmp_path, monkeypatch):
     work.run()
     assert len(decoded) == 80 - 4 * num_done
     assert contents(work.out) == contents(whole.out)
+
+
+@pytest.mark.parametrize("verb", ["run", "verify"])
+def test_a_stopped_preparation_leaves_no_thread(work, verb):
+    """Ctrl-C between two shards: nothing is written any more, and what was done stands."""
+    if verb == "verify":
+        work.run()
+    before = threading.active_count()
+
+    def stop(done, total):
+        if done >= 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        getattr(work, verb)(stop)
+    assert threading.active_count() == before
+    assert len(work.done()) == (2 if verb == "run" else 0)
+    work.run()
+    assert work.verify() == 0
 
 
 def test_damage_is_repaired(work):

@@ -10,9 +10,9 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -141,7 +141,7 @@ class Preparation:
         left = len(rows) - self._num_done()
         chosen = rows[:: -(-len(rows) // SAMPLE)]
         began = time.monotonic()
-        with ThreadPoolExecutor(self._num_workers) as pool:
+        with _pool(self._num_workers) as pool:
             list(pool.map(lambda place: self._decoded(*place), chosen))
         return (time.monotonic() - began) / len(chosen) * left
 
@@ -188,7 +188,7 @@ class Preparation:
         for part in PARTS:
             images = _streamed(self.out, part, tensors, facts)
             starts = range(0, len(images), SHARD)
-            with _opened(self.out / f"{part}.pixels") as descriptor, ThreadPoolExecutor(self._num_workers) as pool:
+            with _opened(self.out / f"{part}.pixels") as descriptor, _pool(self._num_workers) as pool:
                 for rows in pool.map(lambda first, images=images: images.damaged(first, first + SHARD), starts):
                     for row in rows:
                         self._repair(descriptor, part, row, int(images.checks[row]))
@@ -232,8 +232,9 @@ class Preparation:
             _opened(self.out / "train.pixels") as train,
             _opened(self.out / "test.pixels") as test,
             open(self.out / PROGRESS, "ab") as log,
+            closing(self._results(shards, done, {"train": train, "test": test})) as results,  # before the files are
         ):
-            for shard, found in self._results(shards, done, {"train": train, "test": test}):
+            for shard, found in results:
                 for row, check in enumerate(found, start=shard.first):
                     if isinstance(check, int):
                         checks[shard.part][row] = check
@@ -249,17 +250,14 @@ class Preparation:
 
     def _results(
         self, shards: list[Shard], done: dict[Shard, Checks], files: dict[str, int]
-    ) -> Iterator[tuple[Shard, Checks]]:
+    ) -> Generator[tuple[Shard, Checks]]:
         """Yield what came of each shard: first of those that are done, then of others as they are decoded."""
         yield from ((shard, done[shard]) for shard in shards if shard in done)
-        pool = ThreadPoolExecutor(self._num_workers)
-        try:
+        with _pool(self._num_workers) as pool:
             left = (shard for shard in shards if shard not in done)
             working = {pool.submit(self._store_shard, files[shard.part], shard): shard for shard in left}
             for future in as_completed(working):
                 yield working[future], future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
     def _store_shard(self, descriptor: int, shard: Shard) -> Checks:
         """Decode a shard and write it to its place."""
@@ -339,6 +337,16 @@ def _opened(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _pool(num_workers: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that are waited for at the end; what they have not begun is left undone."""
+    pool = ThreadPoolExecutor(num_workers)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
