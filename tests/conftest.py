@@ -1,5 +1,6 @@
 """One thread a test process: the suite runs on all cores already. And the command line without a process."""
 
+import os
 import signal
 import sys
 import warnings
@@ -11,6 +12,7 @@ from ccfa import cli, plugins
 from failing import install
 
 torch.set_num_threads(1)
+os.environ["CCFA_CACHE"] = "off"  # tests decode their photos and leave the user's cache alone, in children, too
 
 
 def pytest_collection_modifyitems(items):
@@ -29,12 +31,6 @@ def registries(monkeypatch):
     monkeypatch.setattr(plugins, "_loaded", {})
     for registry in plugins.Registry.every:
         monkeypatch.setattr(registry, "_added", dict(registry._added))
-
-
-@pytest.fixture(autouse=True)
-def no_cache(monkeypatch):
-    """Tests decode their photos, and leave the user's cache alone."""
-    monkeypatch.setenv("CCFA_CACHE", "off")
 
 
 @pytest.fixture

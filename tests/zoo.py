@@ -47,6 +47,7 @@ def good_files() -> dict[str, tuple[bytes, NDArray[Any], int]]:
         "no-ending": (encoded(rgb, "BMP"), rgb, 0),
         "wrong-ending.jpg": (encoded(rgb, "PNG"), rgb, 0),
         "loss-free.webp": (encoded(rgb, "WEBP", lossless=True), rgb, 0),
+        "photo.avif": (encoded(rgb, "AVIF", quality=98), rgb, 12),
         "plain.ppm": (encoded(rgb, "PPM"), rgb, 0),
         "turned.png": (encoded(turned, "PNG", exif=exif), rgb, 0),
         "grey.png": (encoded(grey, "PNG"), as_grey, 0),

@@ -257,15 +257,23 @@ class List:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Show versions, devices and data that were found, and how to get what is missing."""
+    """Show versions, devices and data that were found, and how to get what is missing; or check an image folder."""
 
     data_dir: Path | None = None
     """The folder to look for CIFAR-100 in; by default $CCFA_DATA."""
+    data: Path | None = None
+    """An image folder to check instead: its classes, bad files, duplicates and whatever else is to know about it."""
+    recursive: bool = False
+    """Read the folders inside the class folders of --data, too."""
 
     def __call__(self, console: "Console") -> None:
+        from ccfa.data import inspect_folder
         from ccfa.reporting.inventory import findings
 
-        for line in findings(self.data_dir):
+        if self.recursive and not self.data:
+            raise UsageError("--recursive belongs to --data.")
+        lines = inspect_folder(self.data, recursive=self.recursive) if self.data else findings(self.data_dir)
+        for line in lines:
             console.print(line, soft_wrap=True)
 
 

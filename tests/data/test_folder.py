@@ -4,18 +4,17 @@ import os
 import shutil
 import warnings
 from dataclasses import replace
+from itertools import product
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from ccfa.data.decoding import Framing, decode_image
-from ccfa.data.folder import load_folder
+from ccfa.data.folder import find_images, load_folder, read_photos
 from ccfa.errors import DataError, Notice, UsageError
 from ccfa.experiments import Experiment, resolve
 from toy_runs import toy_run
-from zoo import SIDE, bad_files, encoded, good_files, write_class, write_noise
+from zoo import write_class, write_noise
 
 
 @pytest.fixture
@@ -65,23 +64,6 @@ def test_hidden_files_and_links(photos, tmp_path):
     assert (train.labels.bincount() + test.labels.bincount()).tolist() == [6, 5, 2, 5]
 
 
-@pytest.mark.parametrize("name", good_files())
-def test_good_files_are_decoded(name, tmp_path):
-    content, expected, tolerance = good_files()[name]
-    write_class(tmp_path, {name: content})
-    pixels = decode_image(tmp_path / name, Framing(SIDE)).transpose(1, 2, 0)
-    assert np.abs(pixels.astype(int) - np.rint(expected)).max() <= tolerance
-
-
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-@pytest.mark.parametrize("name", bad_files())
-def test_bad_files_are_refused(name, tmp_path):
-    content, reason = bad_files()[name]
-    write_class(tmp_path, {name: content})
-    with pytest.raises(DataError, match=reason):
-        decode_image(tmp_path / name, Framing(SIDE))
-
-
 def test_bad_files_are_listed_or_skipped(photos):
     os.mkfifo(photos / "ant" / "pipe.png")
     (photos / "ant" / "gone.png").symlink_to("nowhere")
@@ -98,18 +80,6 @@ def test_bad_files_are_listed_or_skipped(photos):
     assert (len(train) + len(test), "14 files" in notice) == (15, True)
 
 
-@pytest.mark.parametrize(("width", "height", "target"), [(60, 20, 8), (41, 20, 32), (3, 2000, 8), (1, 1, 8)])
-def test_centre_square_is_resized(width, height, target, tmp_path):
-    side = min(width, height)
-    noise = np.random.RandomState(0).randint(0, 256, (height, width, 3)).astype(np.uint8)
-    write_class(tmp_path, {"a.png": encoded(noise, "PNG")})
-    box = ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
-    expected = Image.fromarray(noise).resize((target, target), Image.Resampling.BILINEAR, box=box)
-    np.testing.assert_array_equal(
-        decode_image(tmp_path / "a.png", Framing(target)).transpose(1, 2, 0), np.asarray(expected)
-    )
-
-
 def test_duplicates_are_noticed(tmp_path):
     for part in ("train", "test"):
         for seed, name in enumerate(("ant", "bee")):
@@ -120,6 +90,104 @@ def test_duplicates_are_noticed(tmp_path):
     assert "ant/0.png" in conflicts
     assert "bee/copy.png" in conflicts
     assert "4 of the 9" in shared
+
+
+def test_text_files_are_left_out_with_a_note(photos):
+    write_class(photos / "ant", {"notes.txt": b"blurred", "LABELS.CSV": b"1,2", ".DS_Store": b"x"})
+    train, test, (notice,) = load(photos)
+    assert len(train) + len(test) == 15
+    assert "ant/notes.txt" in notice
+    assert "LABELS.CSV" in notice
+    assert "DS_Store" not in notice
+    assert {path.name for path in read_photos(photos).ignored} == {"notes.txt", "LABELS.CSV", ".DS_Store"}
+
+
+def test_folders_inside_classes_are_read_when_asked(photos):
+    inner = write_noise(photos / "ant" / "summer" / "beach", 2, seed=9)
+    write_class(inner, {"notes.txt": b"x", "bad.png": b"x"})
+    (photos / "ant" / "__MACOSX").mkdir()
+    with pytest.raises(DataError, match=r"(?s)ant/summer .*--recursive"):
+        load(photos)
+    with pytest.raises(DataError, match=r"beach/bad.png"):
+        load(photos, recursive=True)
+    found = read_photos(photos, Framing(8), recursive=True)
+    assert found.images.labels.bincount().tolist() == [7, 5, 5]
+    assert found.paths[5:7] == (inner / "0.png", inner / "1.png")
+    for row, path in enumerate(found.paths):
+        assert found.images.images[row].numpy().tobytes() == decode_image(path, Framing(8)).tobytes()
+    train, test, _ = load(photos, recursive=True, skip_bad=True)
+    assert len(train) + len(test) == 17
+
+
+def test_a_class_of_folders_only_says_what_to_do(tmp_path):
+    write_noise(tmp_path / "ant" / "inner", 2, seed=0)
+    with pytest.raises(DataError, match=r"(?s)'ant'.*ant/inner is a folder.*--recursive"):
+        load(tmp_path, skip_bad=True)
+    assert len(load(tmp_path, recursive=True)[0]) == 1
+
+
+def test_links_in_circles_end(tmp_path):
+    deep = tmp_path / "photos" / "ant" / "/".join("a" * 100)
+    write_noise(deep, 1, seed=0)
+    for name in ("up", "up-again"):
+        (deep.parent / name).symlink_to(tmp_path / "photos" / "ant", target_is_directory=True)
+    (deep / "here").symlink_to(".", target_is_directory=True)
+    assert read_photos(tmp_path / "photos", recursive=True).paths == (deep / "0.png",)
+
+
+@pytest.mark.parametrize("parts", [["train"], ["train", "valid"]])
+def test_train_part_alone_is_split(parts, tmp_path):
+    for seed, (part, name) in enumerate(product(parts, ("ant", "bee"))):
+        write_noise(tmp_path / part / name, 5, seed)
+    train, test, notices = load(tmp_path)
+    assert (train.class_names, notices) == (("ant", "bee"), [])
+    assert (len(train), len(test)) == ((8, 2) if len(parts) == 1 else (10, 10))
+
+
+def test_imbalance_is_noticed(photos):
+    write_noise(photos / "cat", 26, seed=8)
+    *_, (notice,) = load(photos)
+    assert "'cat' has 26 images" in notice
+    (photos / "cat" / "25.png").unlink()
+    assert load(photos)[2] == []
+
+
+def test_single_images_are_learned_with_a_note(tmp_path):
+    for part, name, seed in (("train", "ant", 0), ("train", "bee", 1), ("test", "ant", 2), ("test", "bee", 3)):
+        write_noise(tmp_path / part / name, 1 + (name == "bee"), seed)
+    *_, (notice,) = load(tmp_path)
+    assert "'ant'" in notice
+    assert "'bee'" not in notice
+
+
+def test_findings_name_everything(photos):
+    write_class(photos / "ant", {"bad.png": b"<html>", "notes.txt": b"x"})
+    shutil.copy(photos / "ant" / "0.png", photos / "ant" / "again.png")
+    shutil.copy(photos / "ant" / "0.png", photos / "bee" / "copy.png")
+    write_noise(photos / "dog", 1, seed=9)
+    found = read_photos(photos)
+    assert found.unreadable[0][0].name == "bad.png"
+    assert [(a.name, b.name) for a, b in found.duplicates] == [("0.png", "again.png")]
+    assert [(a.name, b.name) for a, b in found.conflicts] == [("0.png", "copy.png")]
+    lines = found.findings()
+    wanted = ["4 classes, 18 images: ant 6, bee 6, dog 1", "bad.png is not an image", "again.png", "copy.png"]
+    for text in [*wanted, "one image only: 'dog'", "'ant' has 6 images and 'dog' has 1", "notes.txt"]:
+        assert len([line for line in lines if text in line]) == 1
+    assert len(lines) == 7
+
+
+def test_images_are_found_under_any_path(photos):
+    write_class(photos / "ant", {"notes.txt": b"x", ".hidden": b"x", "b.JPG": b"x"})
+    (photos / "top.png").touch()
+    names = [str(path.relative_to(photos)) for path in find_images(photos)]
+    ant, bee, train = ([f"{name}/{number}.png" for number in range(5)] for name in ("ant", "bee", "train"))
+    assert names == [*ant, "ant/b.JPG", *bee, "top.png", *train]
+    assert find_images(photos, recursive=False) == [photos / "top.png"]
+    assert find_images(photos / "top.png") == [photos / "top.png"]
+    (photos / "empty").mkdir()
+    for path in (photos / "nowhere", photos / "empty"):
+        with pytest.raises(DataError, match=path.name):
+            find_images(path)
 
 
 def test_classes_need_usable_images(photos):

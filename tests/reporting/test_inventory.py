@@ -17,6 +17,7 @@ from ccfa.models import BACKBONES
 from ccfa.reporting import inventory
 from ccfa.reporting.inventory import catalogue, findings
 from ccfa.reporting.terminal import Output
+from zoo import write_class, write_noise
 
 
 def rows(*tables):
@@ -103,3 +104,31 @@ def test_data_are_looked_for(tmp_path, monkeypatch):
     assert str(tmp_path) in found("cifar100")[0]
     (tmp_path / "cifar-100-binary").mkdir()
     assert found("cifar100", tmp_path) == [f"cifar100: {tmp_path / 'cifar-100-binary'}"]
+
+
+def test_a_folder_is_checked_without_training(call, tmp_path):
+    for seed, name in enumerate(("ant", "bee")):
+        write_noise(tmp_path / "photos" / name, 3, seed)
+    write_class(tmp_path / "photos" / "ant", {"bad.png": b"x"})
+    code, out, _ = call("doctor", "--data", "photos")
+    assert code == 0
+    for text in ("2 classes, 6 images: ant 3, bee 3", "bad.png is not an image", "held out"):
+        assert text in out
+    assert "torch" not in out
+    assert call("doctor", "--data", "photos/ant")[0] == call("doctor", "--data", "nowhere")[0] == 3
+    assert call("doctor", "--recursive")[0] == 2
+
+
+def test_both_parts_of_a_folder_are_checked(call, tmp_path):
+    write_noise(tmp_path / "photos/train/ant/inner", 3, seed=0)
+    write_noise(tmp_path / "photos/val/ant", 1, seed=0)
+    write_noise(tmp_path / "photos/val/bee", 2, seed=2)
+    code, out, _ = call("doctor", "--data", "photos", "--recursive")
+    assert code == 0
+    for text in (
+        "train: 1 class, 3 images",
+        "val: 2 classes, 3 images",
+        "only in test: 'bee'",
+        "1 of the 3 test images",
+    ):
+        assert text in out

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ccfa.data.cache import keep, key_of, recall
 from ccfa.errors import DataError, UsageError
 from ccfa.files import read_regular
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # A list of our own: the rarer decoders of Pillow are where its security fixes have been.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
+VERSION = 1  # of what this file makes of an image: raise it when that changes, so that no older cache is used
 MAX_PIXELS = 64_000_000
 MAX_BYTES = 300_000_000  # of a file: more than so many pixels need without compression
 MAX_IMAGE_SIZE = 4096
@@ -85,7 +87,14 @@ def decode_files(paths: Sequence[Path], framing: Framing, cache: Path | None = N
         >>> (images.shape, rows, unreadable[0][1])
         ((0, 3, 32, 32), [], 'cannot be read: No such file or directory')
     """
+    key = key_of(paths, _decoder(framing)) if cache else ""
+    known, rows = (recall(cache, key) if cache else None) or (None, [])
+    if known is not None and len(rows) == len(paths):
+        return Decoded(known, rows, [])
     images = np.zeros((len(paths), 3, framing.size, framing.size), dtype=np.uint8)
+    if known is not None:
+        images[rows] = known
+    reasons = dict.fromkeys(rows, "")
 
     def decode(row: int) -> str:
         try:
@@ -94,11 +103,16 @@ def decode_files(paths: Sequence[Path], framing: Framing, cache: Path | None = N
             return str(error)
         return ""
 
+    # Bad files are tried again: the reason may have been a passing one, or a package that is there now.
+    others = sorted(set(range(len(paths))) - set(rows))
     with ThreadPool(min(8, os.cpu_count() or 1)) as pool:
-        reasons = list(pool.imap(decode, range(len(paths)), chunksize=16))
-    rows = [row for row, reason in enumerate(reasons) if not reason]
-    unreadable = [(path, reason) for path, reason in zip(paths, reasons, strict=True) if reason]
-    return Decoded(images[rows] if unreadable else images, rows, unreadable)
+        reasons |= zip(others, pool.imap(decode, others, chunksize=16), strict=True)
+    good = [row for row in range(len(paths)) if not reasons[row]]
+    unreadable = [(path, reasons[row]) for row, path in enumerate(paths) if reasons[row]]
+    images = images[good] if unreadable else images
+    if cache and good != rows:
+        keep(cache, key, images, good)
+    return Decoded(images, good, unreadable)
 
 
 def decode_image(path: Path, framing: Framing) -> Pixels:
@@ -139,23 +153,27 @@ def decode_bytes(content: bytes, framing: Framing) -> Pixels:
             width, height = file.size
             if width * height > MAX_PIXELS:  # from the header, before any pixel is unpacked
                 raise DataError(f"has {width} x {height} pixels, expected at most {MAX_PIXELS // 10**6} million")
-            needed = ceil(framing.size / framing.crop)  # of the shorter side
-            file.draft("RGB", (needed, needed))  # a large JPEG is decoded at 1/2, 1/4 or 1/8, but never smaller
-            image = _rgb(ImageOps.exif_transpose(file))
+            # A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size: with twice the pixels that are needed, as in
+            # Pillow's thumbnails, the result is nearly that of the whole image.
+            enough = ceil(2 * framing.size / framing.crop)
+            file.draft("RGB", (enough, enough))
+            ImageOps.exif_transpose(file, in_place=True)
+            square = _square(_rgb(file), framing)
     except UnidentifiedImageError:
-        if content[4:8] == b"ftyp" and content[8:12] in _HEIC_BRANDS:
+        if "HEIF" not in _formats() and content[4:8] == b"ftyp" and content[8:12] in _HEIC_BRANDS:
             raise DataError("is a HEIC photo: pip install 'ccfa[heic]'") from None
-        raise DataError(f"is not an image of a known format ({', '.join(FORMATS)})") from None
+        raise DataError(f"is not an image of a known format ({', '.join(_formats())}), or damaged") from None
     except DataError:
         raise
     except Exception as error:  # damaged files make Pillow raise almost anything
         raise DataError(f"cannot be decoded: {error}") from error
-    side = min(image.size) * framing.crop
-    left, top = (image.width - side) / 2, (image.height - side) / 2
-    # Only the centre is resized, so that a very long image does not become a huge one first.
-    box, method = (left, top, left + side, top + side), Image.Resampling[framing.interpolation.upper()]
-    square = image.resize((framing.size, framing.size), method, box=box)
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+
+def _decoder(framing: Framing) -> str:
+    import PIL
+
+    return f"{VERSION} {PIL.__version__} {framing}"
 
 
 @functools.cache
@@ -166,6 +184,16 @@ def _formats() -> tuple[str, ...]:
         return FORMATS
     pillow_heif.register_heif_opener()
     return (*FORMATS, "HEIF")
+
+
+def _square(image: Image, framing: Framing) -> Image:
+    from PIL import Image as Images
+
+    side = min(image.size) * framing.crop
+    left, top = (image.width - side) / 2, (image.height - side) / 2
+    # Only the centre is resized, so that a very long image does not become a huge one first.
+    box, method = (left, top, left + side, top + side), Images.Resampling[framing.interpolation.upper()]
+    return image.resize((framing.size, framing.size), method, box=box)
 
 
 def _rgb(image: Image) -> Image:
@@ -180,6 +208,6 @@ def _rgb(image: Image) -> Image:
             low, high = 0, 65535  # sixteen bits: the range is the format's
         image = Images.fromarray(np.rint((values - low) * (255 / max(high - low, 1e-300))).astype(np.uint8))
     if not image.has_transparency_data:
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
     opaque = Images.new("RGBA", image.size, "white")
     return Images.alpha_composite(opaque, image.convert("RGBA")).convert("RGB")

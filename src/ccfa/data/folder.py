@@ -69,17 +69,11 @@ class Photos:
         if self.duplicates:
             pairs = some([f"  {first} and {second}" for first, second in self.duplicates], "\n")
             lines.append(f"{_num(len(self.duplicates), 'image is', 'images are')} in one class twice:\n{pairs}")
-        return lines + self._singles() + self.notes()
+        return [*lines, *self.single_images(), *self.imbalance(), *self.notes()]
 
     def notes(self) -> list[str]:
-        """Return those findings that a user should know before training."""
-        lines, counts = [], self._counts()
-        smallest, largest = min(counts, key=lambda name: counts[name]), max(counts, key=lambda name: counts[name])
-        if counts[largest] > IMBALANCE * counts[smallest]:
-            lines.append(
-                f"The classes are of very different size: {largest!r} has {_num(counts[largest], 'image')} and "
-                f"{smallest!r} has {counts[smallest]}. Expect more errors on small classes, or add images to them."
-            )
+        """Return those findings about single files that a user should know before training."""
+        lines = []
         if self.conflicts:
             pairs = some([f"  {first} and {second}" for first, second in self.conflicts], "\n")
             same = _num(len(self.conflicts), "image is", "images are")
@@ -88,7 +82,19 @@ class Photos:
             lines.append(f"{_num(len(texts), 'text file is', 'text files are')} left out: {some(texts)}.")
         return lines
 
-    def _singles(self) -> list[str]:
+    def imbalance(self) -> list[str]:
+        """Return a sentence if the largest class is much larger than the smallest one."""
+        counts = self._counts()
+        smallest, largest = min(counts, key=lambda name: counts[name]), max(counts, key=lambda name: counts[name])
+        if counts[largest] <= IMBALANCE * counts[smallest]:
+            return []
+        return [
+            f"The classes are of very different size: {largest!r} has {_num(counts[largest], 'image')} and "
+            f"{smallest!r} has {counts[smallest]}. Expect more errors on small classes, or add images to them."
+        ]
+
+    def single_images(self) -> list[str]:
+        """Return a sentence if there are classes of one image."""
         names = [repr(name) for name, count in self._counts().items() if count == 1]
         classes = _num(len(names), "class has", "classes have")
         return [f"{classes} one image only: {some(names)}. Add images if you can."] if names else []
@@ -142,7 +148,9 @@ def read_photos(
             else:
                 files.append((label, path))
     images, rows, unreadable = decode_files([path for _, path in files], framing or Framing(), cache)
-    unreadable = [(path, _with_hint(path, reason)) for path, reason in unreadable]
+    if not recursive:
+        hint = "; --recursive (recursive=True) reads what is in it"
+        unreadable = [(path, reason + hint * os.path.isdir(path)) for path, reason in unreadable]
     files = [files[row] for row in rows]
     labels = np.array([label for label, _ in files], dtype=np.int64)
     counts = np.bincount(labels, minlength=len(folders))
@@ -174,16 +182,19 @@ def load_folder(
     Unreadable files are an error that lists them; with `skip_bad` they are left out and listed in a warning.
     """
     framing, cache = Framing(image_size), cache_folder()
-    folders, parts = _parts(root), []
-    for name, folder in folders.items():
+    folders = _parts(root)
+    parts: list[ImageSet] = []
+    for folder in folders.values():
         photos = read_photos(folder, framing, recursive=recursive, cache=cache)
         if photos.unreadable and not skip_bad:
             hint = "Remove or repair them, or leave them out with --skip-bad (skip_bad=True)."
             raise DataError(f"{photos.listing()}\n{hint}")
         notes = [f"Skipped: {photos.listing()}"] if photos.unreadable else []
         notes += photos.notes()
-        if name == "train" and len(folders) == 2:  # hold_out says it otherwise
-            notes += photos._singles()
+        if not parts:  # the classes of a test part may be of any size
+            notes += photos.imbalance()
+        if not parts and len(folders) == 2:  # otherwise hold_out says it
+            notes += photos.single_images()
         for note in notes:
             _notice(note)
         parts.append(photos.images)
@@ -233,7 +244,9 @@ def find_images(path: str | Path, recursive: bool = True) -> list[Path]:
     path = Path(path)
     if os.path.exists(path) and not os.path.isdir(path):
         return [path]
-    found = [file for file, is_left_out in _files(path, recursive) if not is_left_out and not os.path.isdir(file)]
+    found = [file for file, is_left_out in _files(path, recursive) if not is_left_out]
+    if not recursive:
+        found = [file for file in found if not os.path.isdir(file)]
     if not found:
         raise DataError(f"{path} has no images. Expected a folder with image files, or a single one.")
     return found
@@ -261,18 +274,23 @@ def _class_folders(root: Path) -> dict[str, Path]:
     return folders
 
 
-def _files(folder: Path, recursive: bool, around: tuple[str, ...] = ()) -> Iterator[tuple[Path, bool]]:
-    """What is in a folder, sorted, each with whether it is left out; `around` are the folders that it is in."""
-    around = (*around, os.path.realpath(folder))
-    for path in _listed(folder):
-        is_folder = os.path.isdir(path)
+def _files(folder: Path, recursive: bool) -> Iterator[tuple[Path, bool]]:
+    """What is in a folder, sorted, each with whether it is left out; a folder inside it only if it is not read."""
+    waiting, seen = _listed(folder)[::-1], {os.path.realpath(folder)}
+    while waiting:
+        path = waiting.pop()
         if _is_left_by_systems(path.name):
             yield path, True
-        elif is_folder and recursive:
-            if os.path.realpath(path) not in around:  # a link to a folder around it would never end
-                yield from _files(path, recursive, around)
-        else:
-            yield path, not is_folder and path.suffix.lower() in _TEXTS
+        elif not os.path.isdir(path):
+            yield path, path.suffix.lower() in _TEXTS
+        elif not recursive:
+            yield path, False
+        elif (place := os.path.realpath(path)) not in seen:  # links may go round in circles
+            seen.add(place)
+            try:
+                waiting += _listed(path)[::-1]
+            except DataError:
+                yield path, False
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -284,10 +302,6 @@ def _listed(folder: Path) -> list[Path]:
 
 def _is_left_by_systems(name: str) -> bool:
     return name.startswith(".") or name.lower() in _LEFT_BY_SYSTEMS
-
-
-def _with_hint(path: Path, reason: str) -> str:
-    return f"{reason}; --recursive (recursive=True) reads what is in it" if os.path.isdir(path) else reason
 
 
 def _same_images(
