@@ -349,6 +349,48 @@ class Serve:
 
 
 @dataclass(frozen=True)
+class Prepare:
+    """Decode ImageNet once, into a folder that training reads without decoding. Repeat the command to continue."""
+
+    data: Annotated[Positional[str], arg(metavar="DATA")]
+    """imagenet100, imagenet1000, or imagenet:FILE with a file that lists classes, one WordNet id per line."""
+    data_dir: Path | None = None
+    """The folder with train/<class>/*.JPEG and val/<class>/*.JPEG; by default $CCFA_DATA."""
+    out: Path | None = None
+    """The folder to write; by default prepared-DATA in the data folder, where runs look for it."""
+    image_size: int = 256
+    """The width and height in pixels; training crops are 7/8 of it."""
+    skip_bad: bool = False
+    """Leave out unreadable photos instead of stopping."""
+    dry_run: bool = False
+    """Only tell how much space and time it takes."""
+    verify: bool = False
+    """Read a finished folder again, and decode the images that are damaged."""
+
+    def __call__(self, console: "Console") -> None:
+        from ccfa.data import Preparation, find_photos, prepared_folder
+
+        source = find_photos(self.data, self.data_dir)
+        out = self.out or prepared_folder(self.data, self.data_dir)
+        assert out  # the photos were found
+        work = Preparation(source, out, self.image_size, self.skip_bad)
+        console.print(work.describe(), soft_wrap=True)
+        if not work.is_finished():
+            console.print(f"Decoding will take about {work.seconds() / 60:.1f} minutes.")
+        if self.dry_run:
+            return
+        with console.status("Beginning") as status:
+
+            def tell(done: int, total: int) -> None:
+                status.update(f"{done:,} of {total:,} images")
+
+            work.run(tell)
+            repaired = work.verify(tell) if self.verify else 0
+        checked = f"All images were read again; {repaired} were damaged and are repaired. " if self.verify else ""
+        console.print(f"{checked}Ready: ccfa run podnet --data {self.data} --data-dir {out}", soft_wrap=True)
+
+
+@dataclass(frozen=True)
 class List:
     """List methods, data sets, options and whatever else can be chosen."""
 
@@ -406,6 +448,7 @@ Verb = (
     | Model
     | Export
     | Serve
+    | Prepare
     | List
     | Doctor
 )

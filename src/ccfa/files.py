@@ -43,16 +43,23 @@ def read_regular(path: Path, limit: int, flags: int = 0) -> bytes:
 
     A pipe is not waited for, and nothing is read of a device or of a file that is too large.
     """
+    with open_regular(path, flags) as (descriptor, size):
+        if size > limit:
+            raise DataError(f"has {size:,} bytes, expected at most {limit:,}")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(size)
+
+
+@contextmanager
+def open_regular(path: Path, flags: int = 0) -> Iterator[tuple[int, int]]:
+    """Open a regular file for reading and yield its descriptor and its size; errors are as those of `read_regular`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
         try:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode):
                 raise DataError("is a folder" if stat.S_ISDIR(facts.st_mode) else "is not a regular file")
-            if facts.st_size > limit:
-                raise DataError(f"has {facts.st_size:,} bytes, expected at most {limit:,}")
-            with open(descriptor, "rb", closefd=False) as file:
-                return file.read(facts.st_size)
+            yield descriptor, facts.st_size
         finally:
             os.close(descriptor)
     except OSError as error:

@@ -61,7 +61,7 @@ class Setting:
     """What an experiment and a grid of experiments have in common."""
 
     data: str = "digits"
-    """digits, glyphs, cifar100, a registered name, or the path of an image folder."""
+    """digits, glyphs, cifar100, imagenet100, imagenet1000, a registered name, or the path of an image folder."""
     scenario: str | None = None
     """B50-inc10 (50 classes first, then 10 per stage), or stage sizes such as 5,2,2,1; by default the data set's."""
     memory: int | None = None
@@ -193,7 +193,7 @@ class Running:
         compile: On a GPU the backbone is compiled; --no-compile switches that off.
         graph: On a GPU a step is one CUDA graph; --no-graph switches that off.
         at_once: How many runs share the device.
-        data_dir: The folder of CIFAR-100, which is downloaded if it is not there; by default $CCFA_DATA.
+        data_dir: The folder of ImageNet, or of CIFAR-100, which is downloaded if it is not there; default $CCFA_DATA.
         first_stages: A folder of trained first stages, for runs that have the same first stage.
         checkpoint_minutes: Minutes between checkpoints; 0 means after every epoch. The end of a stage is always saved.
         max_minutes: Stop after this many minutes, with exit code 75. The run is saved and can be continued.

@@ -173,10 +173,10 @@ def guarded() -> Iterator[Counter[tuple[int, str]]]:
     """Run every step under the guard; counts the steps of each stage and phase."""
     losses_of, descend, steps = loop.step_losses, loop.descend, Counter()
 
-    def guarded_losses(learner, rows, phase, generator):
+    def guarded_losses(learner, rows, phase, *others):
         steps[learner.stage.index, phase.name] += 1
         with StaticShapes():
-            return losses_of(learner, rows, phase, generator)
+            return losses_of(learner, rows, phase, *others)
 
     def guarded_descend(*arguments):
         with StaticShapes():

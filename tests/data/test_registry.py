@@ -48,7 +48,7 @@ def test_a_plug_in_is_loaded_when_needed(monkeypatch, tmp_path):
     found = {"noisy": "noisy_plug_in:noisy", "plain": "noisy_plug_in:plain"}
     offered = {name: EntryPoint(name, module, "ccfa.data") for name, module in found.items()}
     monkeypatch.setitem(vars(DATASETS), "offered", offered)
-    assert set(describe_data_sets()) == {*found, *DATASETS, "PATH"}
+    assert set(describe_data_sets()) == {*found, *DATASETS, "imagenet:FILE", "PATH"}
     assert "noisy_plug_in" not in sys.modules
     for name in found:
         assert resolve(Experiment("finetune", data=name)).train.num_classes == 10

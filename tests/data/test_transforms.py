@@ -5,7 +5,8 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from ccfa.data import CIFAR100_PODNET, FOLDER, Transforms
+from ccfa.data import CIFAR100_PODNET, FOLDER, IMAGENET, Transforms
+from ccfa.data.transforms import draw_boxes, resized_crop
 from ccfa.errors import UsageError
 
 
@@ -60,6 +61,11 @@ def test_test_images_are_normalised_only(images):
         {"mean": (0.5, float("nan"), 0.5)},
         {"padding": -1},
         {"brightness": 1.5},
+        {"scale": (0.0, 1.0)},
+        {"scale": (0.5, 0.4)},
+        {"scale": (0.5, 1.0), "padding": 1},
+        {"scale": (0.5, 1.0), "centre": 0.0},
+        {"centre": 0.5},
     ],
 )
 def test_impossible_transforms_are_refused(options):
@@ -70,3 +76,67 @@ def test_impossible_transforms_are_refused(options):
 def test_wrong_number_of_channels_is_refused(images):
     with pytest.raises(UsageError, match="1 channels"):
         FOLDER.test(images[:, :1])
+
+
+def torchvision_boxes(num, height, width, scale, random):
+    """RandomResizedCrop's boxes by its documentation, one at a time: top, left, height, width."""
+    boxes = []
+    for _ in range(num):
+        box = None
+        for _ in range(10):
+            area = height * width * random.uniform(*scale)
+            ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
+            w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                box = random.integers(0, height - h + 1), random.integers(0, width - w + 1), h, w
+                break
+        boxes.append(box or (0, 0, height, width))  # the whole of a square
+    return np.array(boxes)
+
+
+@pytest.mark.parametrize(("side", "scale"), [(256, (0.08, 1.0)), (24, (0.9, 1.0))])
+def test_boxes_are_torchvisions(side, scale):
+    """Every quantile of every edge, and the share of whole images, to five standard deviations."""
+    num = 8000
+    ours = draw_boxes(num, side, scale, seeded(3)).numpy()
+    theirs = torchvision_boxes(num, side, side, scale, np.random.default_rng(4))
+    top, left, height, width = ours.T
+    assert min(top.min(), left.min(), height.min() - 1, width.min() - 1) >= 0
+    assert max((top + height).max(), (left + width).max()) <= side
+    derived = [np.c_[boxes, boxes[:, 0] + boxes[:, 2], boxes[:, 2] * boxes[:, 3]] for boxes in (ours, theirs)]
+    for one, other in zip(*(table.T for table in derived), strict=True):
+        below = [np.searchsorted(np.sort(values), np.unique(other), "right") / num for values in (one, other)]
+        assert np.abs(below[0] - below[1]).max() < 5 * np.sqrt(0.5 / num)
+    whole = [(boxes[:, 2:] == side).all(axis=1).mean() for boxes in (ours, theirs)]
+    assert abs(whole[0] - whole[1]) < 5 * np.sqrt(0.5 / num)
+
+
+def test_resized_windows_are_pillows():
+    noise = torch.randint(0, 256, (30, 3, 40, 40), dtype=torch.uint8, generator=seeded(7))
+    boxes = draw_boxes(30, 40, (0.08, 1.0), seeded(8))
+    found = resized_crop(noise, boxes, 35).permute(0, 2, 3, 1).numpy().astype(int)
+    for one, image, (top, left, height, width) in zip(found, noise, boxes.tolist(), strict=True):
+        picture = Image.fromarray(image.permute(1, 2, 0).numpy()).crop((left, top, left + width, top + height))
+        expected = np.asarray(picture.resize((35, 35), Image.Resampling.BILINEAR)).astype(int)
+        assert np.abs(one - expected).max() <= 1  # Pillow rounds twice
+        assert np.abs(one - expected).mean() < 0.25
+    whole = torch.tensor([[0, 0, 40, 40]]).expand(30, 4)
+    assert torch.equal(resized_crop(noise, whole, 40), noise)
+
+
+def test_photos_are_trained_on_windows_and_tested_on_centres():
+    photos = torch.randint(0, 256, (5, 3, 256, 256), dtype=torch.uint8, generator=seeded(7))
+    assert IMAGENET.train(photos, seeded()).shape == (5, 3, 224, 224)
+    mean, std = (np.reshape(values, (3, 1, 1)) for values in (IMAGENET.mean, IMAGENET.std))
+    expected = (photos.numpy()[:, :, 16:240, 16:240] / 255 - mean) / std
+    np.testing.assert_allclose(IMAGENET.test(photos).numpy(), expected, atol=1e-5)
+
+
+def test_share_of_windows_that_square_photos_change():
+    """What docs/imagenet.md says of a photo of 500 x 375 pixels, of which the centre square is kept."""
+    boxes = torchvision_boxes(8000, 375, 500, (0.08, 1.0), np.random.default_rng(0))
+    left, right = boxes[:, 1], boxes[:, 1] + boxes[:, 3]
+    inside = (left >= 62) & (right <= 438)
+    covered = (np.minimum(right, 438) - np.maximum(left, 62)).clip(0) / (right - left)
+    assert inside.mean() == pytest.approx(0.38, abs=0.03)
+    assert covered.mean() == pytest.approx(0.924, abs=0.01)

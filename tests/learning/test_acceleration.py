@@ -95,7 +95,7 @@ def test_uncaptured_steps_stay_as_they_are(graph, rate):
 
     network = torch.nn.Linear(2, 2)
     optimiser = torch.optim.SGD(network.parameters(), rate)
-    assert Acceleration(graph=graph).prepare(step, torch.arange(3), network, optimiser, torch.Generator()) is step
+    assert Acceleration(graph=graph).prepare(step, (torch.arange(3),), network, optimiser, torch.Generator()) is step
 
 
 class NoAcceleration:

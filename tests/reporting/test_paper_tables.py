@@ -79,9 +79,19 @@ def test_planned_commands_may_be_repeated(table, call, tmp_path):
 
 
 def test_a_plan_without_runs_says_why(call):
-    code, output, errors = call("table", "imagenet100", "--plan")
+    code, output, errors = call("table", "main", "--rows", "Mnemonics", "--plan")
     assert (code, output) == (0, "")
-    assert "42 cells" in errors
+    assert "3 cells" in errors
+
+
+def test_imagenet_is_planned_by_name(call):
+    code, output, _ = call("table", "imagenet100", "--rows", "PODNet* + CCFA, 5 tasks", "--plan")
+    lines = output.splitlines()
+    assert (code, len(lines)) == (0, 3)
+    assert "--data imagenet100 --seed 1 --ccfa --order podnet --scenario B50-inc10 --memory 1" in lines[0]
+    assert "imagenet" not in call("table", "--plan")[1]
+    assert "needs ImageNet" in call("table", "imagenet1000")[1]
+    assert call("table")[1].count("needs ImageNet") == 2
 
 
 def test_a_bad_results_folder_is_refused(table, call, tmp_path):

@@ -5,9 +5,12 @@ from ccfa.data.cifar100 import CIFAR100_PODNET, CIFAR100_UCIR, CIFAR100_UNJITTER
 from ccfa.data.decoding import Framing, decode_bytes, decode_files, decode_image
 from ccfa.data.embedded import DIGITS, GLYPHS, load_digits_images, load_glyphs
 from ccfa.data.folder import FOLDER, Photos, find_images, inspect_folder, read_photos
+from ccfa.data.imagenet import IMAGENET, ClassList, class_list, described_list, find_photos, prepared_folder
 from ccfa.data.images import ImageSet
+from ccfa.data.prepared import Preparation, read_prepared
 from ccfa.data.registry import DATASETS, Loader, data_set, describe_data_sets, load, load_parts, register_data
 from ccfa.data.stages import Stage, class_order, order_names, parse_scenario, recognise_imagenet, split
+from ccfa.data.streamed import Streamed
 from ccfa.data.transforms import Transforms
 
 __all__ = [
@@ -18,20 +21,27 @@ __all__ = [
     "DIGITS",
     "FOLDER",
     "GLYPHS",
+    "IMAGENET",
+    "ClassList",
     "Framing",
     "ImageSet",
     "Loader",
     "Photos",
+    "Preparation",
     "Stage",
+    "Streamed",
     "Transforms",
     "cache_folder",
+    "class_list",
     "class_order",
     "data_set",
     "decode_bytes",
     "decode_files",
     "decode_image",
     "describe_data_sets",
+    "described_list",
     "find_images",
+    "find_photos",
     "inspect_folder",
     "load",
     "load_digits_images",
@@ -39,7 +49,9 @@ __all__ = [
     "load_parts",
     "order_names",
     "parse_scenario",
+    "prepared_folder",
     "read_photos",
+    "read_prepared",
     "recognise_imagenet",
     "register_data",
     "split",

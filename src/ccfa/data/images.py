@@ -7,8 +7,8 @@ import threading
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ccfa.data.streamed import Streamed
 from ccfa.errors import DataError, Notice, UsageError
 
 Array = Tensor | NDArray[Any]
@@ -35,9 +36,10 @@ class ImageSet:
     """Images with a label each, and the names of the classes. A set never changes.
 
     Sets made by `reorder` and `to` share the images: there is one tensor per device, however many sets use it.
+    The images of a very large set are not a tensor but `Streamed`: `images[rows]` reads them from a file.
 
     Args:
-        images: uint8 [N, C, H, W], with 1 or 3 channels. A NumPy array or a tensor.
+        images: uint8 [N, C, H, W], with 1 or 3 channels. A NumPy array, a tensor, or `Streamed`.
         labels: The class number of each image, [N], from 0 to the number of classes - 1.
         class_names: The name of each class.
 
@@ -56,11 +58,13 @@ class ImageSet:
         ('bee', 'ant')
     """
 
-    def __init__(self, images: Array, labels: Array | Sequence[int], class_names: Iterable[str]) -> None:
-        self.images, given = _tensor(images), _tensor(labels)
+    def __init__(self, images: Array | Streamed, labels: Array | Sequence[int], class_names: Iterable[str]) -> None:
+        # Called a tensor, so that code for the usual sets needs no cast; `Streamed` has what training uses of one.
+        self.images = cast(Tensor, images) if isinstance(images, Streamed) else _tensor(images)
+        given = _tensor(labels)
         if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] not in (1, 3):
             hint = ""
-            if self.images.is_floating_point():
+            if self.images.dtype.is_floating_point:
                 hint = " Scale to 0..255, round and convert to uint8."
             elif self.images.shape[3:] in ((1,), (3,)):
                 hint = " These look channels-last: transpose with (0, 3, 1, 2)."
@@ -68,7 +72,7 @@ class ImageSet:
                 "Expected images as uint8 [number, channels, height, width] with values from 0 to 255 and "
                 f"1 or 3 channels, got {_described(self.images)}.{hint}"
             )
-        if not self.images.numel():
+        if 0 in self.images.shape:
             raise DataError(f"Expected at least one image and one pixel, got {_described(self.images)}.")
         if given.shape != self.images.shape[:1] or given.dtype == torch.bool or given.is_floating_point():
             hint = " One-hot rows become labels with argmax(1)." if given.ndim == 2 else ""
@@ -84,6 +88,8 @@ class ImageSet:
                 f"for the {self.num_classes} class names given."
             )
         self._shared = _Shared(self.images)
+        if isinstance(images, Streamed):
+            _ = self.fingerprint  # by the stored checks: a copy on a device must not have one by its pixels
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ImageSet, (self.images, self.labels, self.class_names)  # weak references cannot be stored
@@ -117,15 +123,21 @@ class ImageSet:
             names, ranks = np.unique(self.class_names, return_inverse=True)
             digest = hashlib.sha256(repr((tuple(self.images.shape), names.tolist())).encode())
             digest.update(ranks[self.labels.cpu().numpy()].data)
-            digest.update(self.images.cpu().contiguous().numpy().data)
+            if isinstance(self.images, Streamed):
+                digest.update(self.images.checks[self.images.rows].data)
+            else:
+                digest.update(self.images.cpu().contiguous().numpy().data)
             self._shared.fingerprint = digest.hexdigest()
         return self._shared.fingerprint
 
-    def to(self, device: torch.device | str) -> ImageSet:
+    def to(self, device: torch.device | str, resident: bool = False) -> ImageSet:
+        """Return the set on a device; with `resident`, streamed images are read into the memory of a GPU."""
         device, copies = torch.device(device), self._shared.copies
         with _COPYING:
             images = copies.get(device)
-            if images is None:
+            if images is None and resident and isinstance(self.images, Streamed):
+                images = copies[device] = self.images.resident(device)
+            elif images is None:
                 images = copies[device] = self.images.to(device)
         return self._with(images, self.labels.to(device), self.class_names)
 
@@ -136,7 +148,19 @@ class ImageSet:
     def subset(self, rows: Array | Sequence[int]) -> ImageSet:
         """Return the images of some rows, in the order given, with the same class names."""
         chosen = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
+        if isinstance(self.images, Streamed):
+            return ImageSet(self.images.picked(chosen.cpu().numpy()), self.labels[chosen], self.class_names)
         return ImageSet(self.images[chosen], self.labels[chosen], self.class_names)
+
+    def batches(self, order: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Yield what a training step takes of each batch of rows: the rows and, if they are streamed, their images.
+
+        Images in the device's memory are read by the step itself.
+        """
+        if not isinstance(self.images, Streamed):
+            yield from zip(order, strict=True)
+            return
+        yield from zip(order, self.images.ahead(order.cpu()), strict=True)
 
     def reorder(self, order: Sequence[int]) -> ImageSet:
         """Return the set with new labels: the class now labelled order[k] becomes class k."""

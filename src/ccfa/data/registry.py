@@ -40,6 +40,9 @@ class DataSet:
 DATASETS: Registry[DataSet] = Registry("data set", "ccfa.data", lambda name, loader: DataSet(name, loader))
 """The data sets by name. Image folders are not listed: their name is a path."""
 
+FAMILIES: dict[str, Callable[[str], DataSet]] = {}
+"""Data sets whose name is KIND:FILE, by their kind."""
+
 
 def register_data(
     name: str,
@@ -95,12 +98,15 @@ def register_data(
 
 
 def data_set(name: str | Path) -> DataSet:
-    """Return the data set of that name, or the image folder at that path.
+    """Return the data set of that name, of a family such as imagenet:FILE, or the image folder at that path.
 
     A path is a `Path`, a text with a separator, or the name of something that exists.
     """
     if name in DATASETS:
         return DATASETS[str(name)]
+    kind, colon, _ = str(name).partition(":")
+    if colon and kind in FAMILIES:
+        return FAMILIES[kind](str(name))
     path = Path(os.path.expanduser(name))
     if isinstance(name, Path) or os.sep in name or os.path.exists(path):
         return DataSet(
@@ -123,8 +129,9 @@ def load(
     """Load the train and the test set of a data set by name, or of an image folder by path.
 
     Args:
-        name: "digits", "glyphs", "cifar100", a registered name (`register_data`), or the path of an image folder.
-        data_dir: Where CIFAR-100 is, or is downloaded to. By default this is $CCFA_DATA.
+        name: "digits", "glyphs", "cifar100", "imagenet100", "imagenet1000", a registered name (`register_data`), or
+            the path of an image folder.
+        data_dir: Where CIFAR-100 is, or is downloaded to, or where ImageNet is. By default this is $CCFA_DATA.
         image_size: Width and height in pixels to which the images of a folder are resized.
         held_out: The fraction of each class of a folder that becomes the test set if there is no test part.
         seed: Decides which images of a folder are held out.
@@ -169,4 +176,5 @@ def describe_data_sets() -> dict[str, str]:
     """Return every data set by name with its description; packages that are not imported yet stay so."""
     added = {name: DATASETS[name].description for name in DATASETS if name not in DATASETS.offered}
     offered = {name: f"from the package {point.value}" for name, point in DATASETS.offered.items()}
-    return {**added, **offered, "PATH": "an image folder: train/<class>/ and test/<class>/, or <class>/"}
+    listed = {"imagenet:FILE": "the classes of ImageNet that a file lists, one WordNet id per line"}
+    return {**added, **listed, **offered, "PATH": "an image folder: train/<class>/ and test/<class>/, or <class>/"}

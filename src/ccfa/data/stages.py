@@ -14,7 +14,7 @@ import numpy as np
 
 from ccfa.errors import UsageError, unknown
 
-_IMAGENET = {"imagenet100": 100, "imagenet1000": 1000}  # several subsets are called ImageNet-100: this is PODNet's
+IMAGENET_LISTS = {"imagenet100": 100, "imagenet1000": 1000}  # several subsets are called ImageNet-100: this is PODNet's
 _ON_CIFAR = ("podnet-0", "podnet-1", "podnet-2")
 
 
@@ -113,7 +113,7 @@ def class_order(text: str, num_classes: int, data: str) -> tuple[int, ...]:
     """The labels of `data` in the order that `text` names or lists. `ImageSet.reorder` checks that it fits."""
     text = text.strip()
     if text in ("podnet", *_ON_CIFAR):
-        fits = _IMAGENET if text == "podnet" else ["cifar100"]
+        fits = IMAGENET_LISTS if text == "podnet" else ["cifar100"]
         if data not in fits:
             raise UsageError(f"Class order {text!r} exists for {' and '.join(fits)} only, not for {data!r}.")
         if text in _ON_CIFAR:
@@ -138,4 +138,4 @@ def class_order(text: str, num_classes: int, data: str) -> tuple[int, ...]:
 def recognise_imagenet(class_names: Iterable[str]) -> str | None:
     """Which ImageNet class list these class names are, if any."""
     names = list(class_names)
-    return next((name for name, num in _IMAGENET.items() if names == published()["imagenet_wnids"][:num]), None)
+    return next((name for name, num in IMAGENET_LISTS.items() if names == published()["imagenet_wnids"][:num]), None)

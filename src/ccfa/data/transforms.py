@@ -15,10 +15,13 @@ Fused = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
 """Turns a function of tensors into a faster one."""
 
 
+ATTEMPTS = 10  # of torchvision to find a window that fits
+
+
 class Draws(NamedTuple):
     """The random numbers for a batch; None where a transform is off."""
 
-    offsets: Tensor | None = None  # [B, 2]: of the crop's window, every one equally likely
+    offsets: Tensor | None = None  # [B, 2]: of the crop's window, every one equally likely; [B, 4] of a resized window
     flips: Tensor | None = None  # bool [B]: with probability 1/2
     factors: Tensor | None = None  # [B]: of brightness, uniform in [1 - strength, 1 + strength]
 
@@ -32,6 +35,54 @@ def crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
     row = (offsets[:, 0, None] + torch.arange(height, device=device))[:, None, :, None]
     column = (offsets[:, 1, None] + torch.arange(width, device=device))[:, None, None, :]
     return padded[image, channel, row, column]
+
+
+def draw_boxes(num: int, side: int, scale: tuple[float, float], generator: torch.Generator) -> Tensor:
+    """Random windows of square images as torchvision's RandomResizedCrop draws them: top, left, height, width [B, 4].
+
+    A window's share of the area is uniform in `scale`, the logarithm of width / height is uniform between those of 3/4
+    and 4/3, and every place is equally likely. The first of ten attempts that fits is taken, or else the whole image.
+    """
+    share, log_ratio, row, column = torch.rand(4, ATTEMPTS, num, generator=generator, device=generator.device)
+    area = side * side * (scale[0] + (scale[1] - scale[0]) * share)
+    ratio = torch.exp(math.log(3 / 4) + math.log(16 / 9) * log_ratio)
+    height, width = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
+    fits = (height >= 1) & (height <= side) & (width >= 1) & (width <= side)
+    # A draw of 1 - 2^-24 times a large number of places may be rounded up to that number.
+    top = torch.minimum((row * (side - height + 1)).floor(), side - height)
+    left = torch.minimum((column * (side - width + 1)).floor(), side - width)
+    attempts = torch.stack([top, left, height, width], dim=-1)  # [ATTEMPTS, B, 4]
+    first = fits.int().argmax(dim=0)[None, :, None].expand(1, num, 4)
+    whole = torch.cat([torch.zeros(2, device=area.device), torch.full((2,), float(side), device=area.device)])
+    return torch.where(fits.any(dim=0)[:, None], attempts.gather(0, first)[0], whole).long()
+
+
+def resized_crop(images: Tensor, boxes: Tensor, size: int) -> Tensor:
+    """Windows of the images (top, left, height, width) resized to size x size by Pillow's bilinear filter.
+
+    The filter smooths where it makes smaller. Pillow also rounds between columns and rows, so a value may differ by 1.
+    """
+    top, left, height, width = boxes.unbind(1)
+    columns = _bilinear_weights(left, width, images.shape[3], size)  # [B, size, W]
+    rows = _bilinear_weights(top, height, images.shape[2], size)
+    return (rows[:, None] @ images.float() @ columns.mT[:, None]).add_(0.5).to(torch.uint8)
+
+
+def _bilinear_weights(start: Tensor, length: Tensor, num: int, size: int) -> Tensor:
+    """What each of `num` pixels adds to each of `size` new ones [B, size, num]: triangles around the new centres."""
+    scale = (length / size)[:, None, None]
+    reach = scale.clamp(min=1)
+    pixel = torch.arange(num, device=start.device)[None, None, :] - start[:, None, None]  # counted from the window
+    centre = (torch.arange(size, device=start.device)[None, :, None] + 0.5) * scale
+    weights = (1 - (pixel + 0.5 - centre).abs() / reach).clamp_(min=0)
+    weights = weights * ((pixel >= 0) & (pixel < length[:, None, None]))
+    return weights / weights.sum(dim=2, keepdim=True)
+
+
+def centre_crop(images: Tensor, size: int) -> Tensor:
+    """The size x size pixels in the middle of the images."""
+    top, left = ((side - size) // 2 for side in images.shape[2:])
+    return images[:, :, top : top + size, left : left + size]
 
 
 def flip(images: Tensor, chosen: Tensor) -> Tensor:
@@ -69,6 +120,9 @@ class Transforms:
         padding: Pixels of black around an image, from which a window of the image's size is cropped.
         flip: Whether half of the images are mirrored left to right.
         brightness: The strength s of the jitter: an image is multiplied by a number from 1 - s to 1 + s.
+        scale: The range of the share of a square image that a random window covers, instead of a padded crop. The
+            window is resized to the size of test images (see `draw_boxes`).
+        centre: The share of the image's side that test images keep: the square in the middle.
     """
 
     mean: tuple[float, ...]
@@ -76,6 +130,8 @@ class Transforms:
     padding: int = 0
     flip: bool = False
     brightness: float = 0.0
+    scale: tuple[float, float] | None = None
+    centre: float = 1.0
 
     def __post_init__(self) -> None:
         sound = all(math.isfinite(mean) for mean in self.mean) and all(0 < std < math.inf for std in self.std)
@@ -85,9 +141,20 @@ class Transforms:
             raise UsageError(f"The padding must be 0 pixels or more, got {self.padding}.")
         if not 0 <= self.brightness <= 1:
             raise UsageError(f"The brightness strength must be from 0 to 1, got {self.brightness}.")
+        if self.scale and not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise UsageError(f"A window's share of the image must be above 0 and at most 1, got {self.scale}.")
+        if self.scale and self.padding:
+            raise UsageError("Images are cropped after padding or by a resized window, not both.")
+        if not 0 < self.centre <= 1 or (self.centre < 1 and not self.scale):
+            raise UsageError(
+                f"The centre must be above 0 and at most 1, and below 1 with a scale only, got {self.centre}."
+            )
 
-    def draw(self, num: int, generator: torch.Generator) -> Draws:
+    def draw(self, num: int, generator: torch.Generator, side: int = 0) -> Draws:
+        """Draw the random numbers for a batch; those of resized windows need the side of the images."""
         offsets = flips = factors = None
+        if self.scale:
+            offsets = draw_boxes(num, side, self.scale, generator)
         if self.padding:
             offsets = torch.randint(2 * self.padding + 1, (num, 2), generator=generator, device=generator.device)
         if self.flip:
@@ -100,7 +167,10 @@ class Transforms:
     def drawn(self, images: Tensor, draws: Draws) -> Tensor:
         """Crop, flip and brighten the images by the numbers drawn, then normalise."""
         if draws.offsets is not None:
-            images = crop(images, self.padding, draws.offsets)
+            if self.scale:
+                images = resized_crop(images, draws.offsets, self._size(images))
+            else:
+                images = crop(images, self.padding, draws.offsets)
         if draws.flips is not None:
             images = flip(images, draws.flips)
         if draws.factors is not None:
@@ -109,8 +179,13 @@ class Transforms:
 
     def train(self, images: Tensor, generator: torch.Generator, fused: Fused = lambda function: function) -> Tensor:
         """Return images to learn from; `fused` may turn the work after the draws into few kernels."""
-        return fused(self.drawn)(images, self.draw(len(images), generator))
+        return fused(self.drawn)(images, self.draw(len(images), generator, images.shape[3]))
 
     def test(self, images: Tensor) -> Tensor:
-        """Return images to predict: normalised only."""
+        """Return images to predict: their centre, normalised."""
+        if self.centre < 1:
+            images = centre_crop(images, self._size(images))
         return normalise(images, self.mean, self.std)
+
+    def _size(self, images: Tensor) -> int:
+        return max(1, round(self.centre * images.shape[3]))

@@ -16,7 +16,7 @@ from ccfa.experiments.experiment import Resolved, experiment_method
 from ccfa.experiments.run_directory import Run
 from ccfa.experiments.running import resolve_again
 from ccfa.learning import Learner
-from ccfa.learning.learner import EVALUATION_BATCH, joined
+from ccfa.learning.learner import evaluation_batch, joined
 from ccfa.learning.loop import named_generator
 from ccfa.learning.state import network_of
 
@@ -60,7 +60,8 @@ def map_similarities(
     def grams(stage: Stage) -> list[Tensor]:
         network = learner_after(stage, run, resolved, device).network.eval()
         transform = resolved.method.transforms.test
-        batches = [network.backbone(transform(batch)).maps for batch in images.split(EVALUATION_BATCH)]
+        parts = images.split(evaluation_batch(images.shape))
+        batches = [network.backbone(transform(batch)).maps for batch in parts]
         return [centred(gram(torch.cat(maps)), estimator) for maps in zip(*batches, strict=True)]
 
     before = grams(first)

@@ -18,6 +18,7 @@ from ccfa.data import (
     Transforms,
     class_order,
     data_set,
+    described_list,
     load_parts,
     parse_scenario,
     recognise_imagenet,
@@ -292,7 +293,7 @@ class Resolved(NamedTuple):
     @property
     def config(self) -> dict[str, Any]:
         """What config.json holds: the experiment, which repeats the run, and what it came to."""
-        plugins = loaded_plugins()
+        plugins, classes = loaded_plugins(), described_list(self.experiment.data, self.train.class_names)
         return {
             "experiment": asdict(self.experiment) | {"image_size": image_size(self.experiment, self.method)},
             **({"plugins": plugins} if plugins else {}),
@@ -301,6 +302,7 @@ class Resolved(NamedTuple):
                 "stage_sizes": [stage.num_new for stage in self.stages],
                 "class_order": list(self.order),
                 "class_names": list(self.train.class_names),
+                **({"class_list": classes} if classes else {}),
                 "num_training_images": len(self.train),
                 "num_test_images": len(self.test),
                 "fingerprints": {"train": self.train.fingerprint, "test": self.test.fingerprint},

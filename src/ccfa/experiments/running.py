@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import os
 import platform
 import shlex
@@ -36,6 +37,7 @@ from ccfa.learning import Learner, Observer, Progress
 from ccfa.learning.acceleration import (
     Acceleration,
     describe_device,
+    images_on,
     memory_errors_explained,
     pick_device,
     suit_threads,
@@ -79,7 +81,7 @@ def run(
     """
     experiment, (device, acceleration) = resolved.experiment, acceleration_of(running)
     if device.type == "cpu":
-        suit_threads(resolved.train.images[0].numel())  # before the threads are written down
+        suit_threads(math.prod(resolved.train.shape))  # before the threads are written down
     begun_in = environment(device, acceleration) | {"at_once": running.at_once}
     with directory.entered(resolved.config, begun_in, new):
         if not directory.is_finished():
@@ -298,7 +300,8 @@ def _are_rows_of(label: int, rows: Tensor, learner: Learner) -> bool:
 
 def _learn_all(resolved: Resolved, recorder: Recorder, first_stages: Path | None) -> None:
     """Learn the stages that are left."""
-    learner, stages, test = recorder.learner, resolved.stages, resolved.test.to(recorder.learner.device)
+    learner, stages = recorder.learner, resolved.stages
+    test = images_on(learner.device, resolved.test)
     _warn_if_short_of_space(recorder.directory.path, learner, len(stages))
     if first_stages:
         require_place(first_stages)

@@ -28,10 +28,10 @@ from ccfa.methods.method import RowSelector
 from ccfa.methods.parts import balanced_exemplars
 from ccfa.settings import Experiment, Mix
 
-ORDERS = ("podnet-0", "podnet-1", "podnet-2")  # the three class orders of the paper's averages
+ORDERS = ("podnet-0", "podnet-1", "podnet-2")  # the three class orders of the paper's averages on CIFAR-100
 SEED = 1
-RUNNABLE = "cifar100"  # the only data set of the paper that can be downloaded
-NUM_CLASSES, IMAGES_PER_CLASS = 100, 500  # of CIFAR-100
+CIFAR100 = "cifar100"  # the only data set of the paper that can be downloaded
+SIZES = {CIFAR100: (100, 500), "imagenet100": (100, 1300), "imagenet1000": (1000, 1281)}  # classes, images per class
 STEPS_PER_SECOND = 745.0  # of PODNet with ResNet-32, over eight runs that share one H200
 SLOWER = {"aanet": 2.0, "il2a": 8.7}  # roughly how much longer a step of other networks takes
 DECIMALS = 6  # of stored accuracies
@@ -146,15 +146,15 @@ def setting_of(experiment: Mapping[str, Any]) -> Setting | None:
     """
     try:
         given = experiment_of({"experiment": dict(experiment)})
-        # A folder that is called imagenet100 is trained as any folder is, not as in the paper.
-        if given.data != RUNNABLE or given.validation or given.memory_total is not None or given.weights:
+        if given.data not in SIZES or given.validation or given.memory_total is not None or given.weights:
             return None
         memory = experiment_method(given).memory.per_class or None
         options = _effective_options(given)
     except (ModelError, UsageError):  # it is damaged, or of another version
         return None
-    scenario = given.scenario or data_set(given.data).default_scenario(NUM_CLASSES)
-    first, *later = (stage.num_new for stage in parse_scenario(scenario, NUM_CLASSES))
+    num_classes, _ = SIZES[given.data]
+    scenario = given.scenario or data_set(given.data).default_scenario(num_classes)
+    first, *later = (stage.num_new for stage in parse_scenario(scenario, num_classes))
     if len(set(later)) == 1:  # B50-inc10 for 50,10,10,10,10,10 as well
         scenario = f"B{first}-inc{later[0]}"
     return Setting(given.data, scenario, given.method, given.ccfa, memory, given.mix, options)
@@ -287,7 +287,7 @@ def read_results(folder: Path) -> list[Result]:
         if not _agree(report.config.get("resolved", {}).get("method"), describe(experiment_method(experiment))):
             reason = "this version builds another method from its options"
             warnings.warn(Notice(f"{path} is left out: {reason}."), stacklevel=2)
-        elif result.order in ORDERS:
+        elif result.order in orders_for(result.setting):
             results.append(result)
     return results
 
@@ -340,7 +340,7 @@ def measured(cell: Cell, results: Iterable[Result]) -> Measured | None:
 def orders_left(cell: Cell, results: Iterable[Result], num_orders: int = len(ORDERS)) -> list[str]:
     """Return the class orders on which a cell is not measured yet."""
     done = {result.order for result in results_of(cell, results)}
-    return [order for order in ORDERS[:num_orders] if order not in done]
+    return [order for order in orders_for(cell.setting)[:num_orders] if order not in done]
 
 
 def left_to_run(cells: Iterable[Cell], results: Sequence[Result], num_orders: int = len(ORDERS)) -> list[Experiment]:
@@ -351,13 +351,23 @@ def left_to_run(cells: Iterable[Cell], results: Sequence[Result], num_orders: in
         if cell.is_target and can_run(cell.setting)
         for order in orders_left(cell, results, num_orders)
     }
-    ordered = sorted(missing, key=lambda run: (priority(run[0]), steps(run[0]), ORDERS.index(run[1])))
+    ordered = sorted(missing, key=lambda run: (priority(run[0]), steps(run[0]), orders_for(run[0]).index(run[1])))
     return [experiment_for(setting, order, SEED) for setting, order in ordered]
 
 
+def orders_for(setting: Setting) -> tuple[str, ...]:
+    """Return the class orders over which the paper averages: three on CIFAR-100, one on ImageNet."""
+    return ORDERS if setting.data == CIFAR100 else ("podnet",)
+
+
 def can_run(setting: Setting) -> bool:
-    """Return whether this package has the method and can get the data."""
-    return setting.method in METHODS and setting.data == RUNNABLE
+    """Return whether this package has the method and knows the data."""
+    return setting.method in METHODS and setting.data in SIZES
+
+
+def needs_imagenet(setting: Setting) -> bool:
+    """Return whether a run needs data that cannot be downloaded."""
+    return setting.data != CIFAR100
 
 
 @cache
@@ -375,9 +385,10 @@ def steps(setting: Setting) -> int:
     """Return the training steps of a run. A run with CCFA shares its first stage, so that one is not counted."""
     method = experiment_method(experiment_for(setting, None, 0))
     exemplars, total = setting.memory or 0, 0
-    for stage in parse_scenario(setting.scenario, NUM_CLASSES)[1 if setting.ccfa else 0 :]:
-        everything = stage.num_new * IMAGES_PER_CLASS + stage.num_old * exemplars
-        held_out = stage.num_new * num_held_out(IMAGES_PER_CLASS) + stage.num_old * num_held_out(exemplars)
+    num_classes, per_class = SIZES[setting.data]
+    for stage in parse_scenario(setting.scenario, num_classes)[1 if setting.ccfa else 0 :]:
+        everything = stage.num_new * per_class + stage.num_old * exemplars
+        held_out = stage.num_new * num_held_out(per_class) + stage.num_old * num_held_out(exemplars)
         rows: dict[RowSelector, int] = {
             balanced_exemplars: stage.num_seen * exemplars,
             not_a_tenth: everything - held_out,
@@ -389,5 +400,5 @@ def steps(setting: Setting) -> int:
 
 
 def gpu_minutes(setting: Setting) -> float:
-    """Return roughly what a run costs on one H200 that eight runs share."""
+    """Return roughly what a run on CIFAR-100 costs on one H200 that eight runs share."""
     return steps(setting) * SLOWER.get(setting.method, 1.0) / STEPS_PER_SECOND / 60

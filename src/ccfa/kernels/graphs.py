@@ -16,7 +16,8 @@ from ccfa.errors import ResourceError
 
 T = TypeVar("T")
 Losses = dict[str, Tensor]
-StepFunction = Callable[[Tensor], Losses]
+StepFunction = Callable[..., Losses]
+"""A batch as one or more tensors -> losses."""
 
 WARM_UP_STEPS = 2  # lets cuDNN and the allocator settle before a capture
 _CAPTURE = threading.Lock()  # beginning a capture waits for the whole device, which ends another capture
@@ -107,18 +108,22 @@ def aside(name: str, device: torch.device, compute: Callable[[], T]) -> Callable
 
 
 def captured(
-    step: StepFunction, batch: Tensor, network: nn.Module, optimiser: optim.Optimizer, generator: Generator
+    step: StepFunction,
+    batch: tuple[Tensor, ...],
+    network: nn.Module,
+    optimiser: optim.Optimizer,
+    generator: Generator,
 ) -> StepFunction:
     """The step recorded as a CUDA graph, with network and optimiser left as they were."""
-    rows = batch.clone()
+    inputs = tuple(tensor.clone() for tensor in batch)
     state = [*network.parameters(), *network.buffers()]
-    stream = lane_here(batch.device).main
+    stream = lane_here(inputs[0].device).main
     with _CAPTURE, torch.no_grad():
         kept = [tensor.clone() for tensor in state]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), torch.enable_grad():
             for _ in range(WARM_UP_STEPS):
-                step(rows)
+                step(*inputs)
         torch.cuda.current_stream().wait_stream(stream)
         for tensor, value in zip(state, kept, strict=True):
             tensor.copy_(value)
@@ -133,9 +138,9 @@ def captured(
         graph.register_generator_state(generator)
         recording = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
         with torch.enable_grad(), _no_collection(), recording:
-            losses = step(rows)
+            losses = step(*inputs)
 
-    return CapturedStep(graph, rows, losses, step)
+    return CapturedStep(graph, inputs, losses, step)
 
 
 @contextmanager
@@ -155,13 +160,14 @@ class CapturedStep:
     """A step recorded as a graph; it keeps the step alive, whose memory the graph reads and writes."""
 
     graph: torch.cuda.CUDAGraph
-    rows: Tensor
+    inputs: tuple[Tensor, ...]
     losses: Losses
     step: StepFunction
 
-    def __call__(self, batch: Tensor) -> Losses:
+    def __call__(self, *batch: Tensor) -> Losses:
         """The step on another batch; its losses are overwritten by the next."""
-        self.rows.copy_(batch)
+        for read, given in zip(self.inputs, batch, strict=True):
+            read.copy_(given)
         self.graph.replay()
         return self.losses
 

@@ -4,6 +4,7 @@ Nothing here changes what is computed, up to the rounding of the chosen precisio
 """
 
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,11 +14,13 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Generator, Tensor, nn, optim
 
+from ccfa.data import ImageSet
 from ccfa.errors import ResourceError, UsageError
 from ccfa.kernels.graphs import StepFunction, aside, captured
 from ccfa.models import Backbone, Features, Network
 from ccfa.models.backbone import MapMixing
 
+RESIDENT_SHARE = 0.5  # of the free memory of a GPU: the rest is for the networks
 Precision = Literal["float32", "tf32", "bf16"]
 T = TypeVar("T")
 
@@ -76,15 +79,21 @@ class Acceleration:
         return lambda: value
 
     def prepare(
-        self, step: StepFunction, batch: Tensor, network: nn.Module, optimiser: optim.Optimizer, generator: Generator
+        self,
+        step: StepFunction,
+        batch: tuple[Tensor, ...],
+        network: nn.Module,
+        optimiser: optim.Optimizer,
+        generator: Generator,
     ) -> StepFunction:
         """The step as it will run on many batches of one shape: captured as a graph if it can be."""
-        if batch.is_cuda:
+        on_gpu = batch[0].is_cuda
+        if on_gpu:
             # Convolutions may round; products outside the backbone decide signs, targets and exemplars.
             torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = self.precision != "float32"
         rates_can_change = all(isinstance(group["lr"], Tensor) for group in optimiser.param_groups)
-        if self.graph and batch.is_cuda and rates_can_change:
+        if self.graph and on_gpu and rates_can_change:
             return captured(step, batch, network, optimiser, generator)
         return step
 
@@ -99,6 +108,17 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function compiled once in a process."""
     # Kernels that do not depend on each other, such as the casts of all weights, are launched as one.
     return torch.compile(function, dynamic=False, options={"combo_kernels": True})
+
+
+def images_on(device: torch.device, images: ImageSet) -> ImageSet:
+    """The images on a device; streamed ones are read into a GPU's memory if they take at most half of what is free.
+
+    Otherwise each batch is read from its file, which the system keeps in the host's memory as far as it fits.
+    """
+    if device.type != "cuda":
+        return images.to(device)
+    free, _ = torch.cuda.mem_get_info(device)
+    return images.to(device, resident=len(images) * math.prod(images.shape) <= RESIDENT_SHARE * free)
 
 
 def suit_threads(num_pixels: int) -> None:

@@ -1,7 +1,8 @@
 """The learner, the only object that changes, and its memory M_k of exemplars."""
 
+import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +11,16 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from ccfa.data import ImageSet, Stage
+from ccfa.data import ImageSet, Stage, Streamed
 from ccfa.errors import DivergedError, ModelError, Notice, UsageError
 from ccfa.files import read_tensors, write_tensors
-from ccfa.learning.acceleration import Acceleration, pick_device, suit_threads
+from ccfa.learning.acceleration import Acceleration, images_on, pick_device, suit_threads
 from ccfa.learning.loop import Observer, Unobserved, batches, named_generator, optimise
 from ccfa.learning.state import PhaseAtWork, StoredPhase, new_network, restore, state_of
 from ccfa.methods import Budget, Method
 from ccfa.models import Network
 
-EVALUATION_BATCH = 500
+EVALUATION_BATCH = 500  # images of up to 64 x 64 pixels, and fewer of larger ones
 NEWEST_TORCH = (2, 15)  # the newest release that was tried; newer ones are used with a notice
 
 
@@ -40,6 +41,11 @@ class ExemplarMemory:
 
     def __len__(self) -> int:
         return sum(len(rows) for rows in self.classes)
+
+
+def evaluation_batch(shape: Sequence[int]) -> int:
+    """How many images of that shape are evaluated at a time."""
+    return max(1, EVALUATION_BATCH * 64 * 64 // max(64 * 64, shape[-2] * shape[-1]))
 
 
 def joined(rows: list[Tensor], device: torch.device) -> Tensor:
@@ -97,8 +103,8 @@ class Learner:
         self.method = method
         self.device = pick_device(device) if isinstance(device, str) else device
         if self.device.type == "cpu":
-            suit_threads(train.images[0].numel())
-        self.train = train.to(self.device)
+            suit_threads(math.prod(train.shape))
+        self.train = images_on(self.device, train)
         self.seed = seed
         self.batch_seed = seed if batch_seed is None else batch_seed
         self.observer: Observer = observer or Unobserved()
@@ -214,13 +220,13 @@ class Learner:
 
     def predict_by_logits(self, images: Tensor) -> Tensor:
         """The class of each uint8 image, by the largest logit."""
-        return self._evaluated(images, lambda batch: self.network(batch).argmax(dim=1))
+        return self._evaluated(self._parts(images), lambda batch: self.network(batch).argmax(dim=1))
 
     def predict_by_nearest_mean(self, images: Tensor) -> Tensor:
         """The class of each uint8 image, by the nearest mean of exemplars (iCaRL's rule)."""
         if not len(self.memory):
             raise UsageError(f"{self.method.name} keeps no exemplars, so there are no class means.")
-        embeddings = F.normalize(self._embed(images))
+        embeddings = F.normalize(self._embed(self._parts(images)))
         return torch.cdist(embeddings, self.class_means()).argmin(dim=1)
 
     def class_means(self) -> Tensor:
@@ -232,8 +238,8 @@ class Learner:
 
     def embeddings(self, rows: Tensor, flip: bool = False) -> Tensor:
         """Embeddings of training images, in evaluation mode with the test transform."""
-        images = self.train.images[rows]
-        return self._embed(images.flip(3) if flip else images)
+        parts = (self.train.images[part] for part in rows.split(evaluation_batch(self.train.shape)))
+        return self._embed(part.flip(3) if flip else part for part in parts)
 
     def new_classes(self) -> list[Tensor]:
         """The training rows of each new class."""
@@ -254,9 +260,10 @@ class Learner:
     def training_batches(self, batch_size: int, *purpose: object) -> Iterator[tuple[Tensor, Tensor]]:
         """One epoch of D'_k in random order: images under the training transform, and their labels."""
         generator = self.generator(*purpose)
-        for rows in batches(self.training_rows(), batch_size, generator):
+        for rows, *streamed in self.train.batches(batches(self.training_rows(), batch_size, generator)):
             self.on_pause()
-            yield self.method.transforms.train(self.train.images[rows], generator), self.train.labels[rows]
+            images = streamed[0] if streamed else self.train.images[rows]
+            yield self.method.transforms.train(images, generator), self.train.labels[rows]
 
     def reset_network(self) -> None:
         """Replace the network by a newly initialised one over all seen classes."""
@@ -286,15 +293,19 @@ class Learner:
         network = new_network(self.method, self.train.images.shape[1], self.cpu_generator("backbone").initial_seed())
         return self.acceleration.place(network, self.device)
 
-    def _embed(self, images: Tensor) -> Tensor:
-        return self._evaluated(images, lambda batch: self.network.backbone(batch).embedding)
+    def _embed(self, parts: Iterable[Tensor]) -> Tensor:
+        return self._evaluated(parts, lambda batch: self.network.backbone(batch).embedding)
+
+    def _parts(self, images: Tensor) -> Iterable[Tensor]:
+        parts: Iterable[Tensor] = images.split(evaluation_batch(images.shape))
+        return parts
 
     def _checked(self, images: Tensor | NDArray[np.uint8]) -> Tensor:
         if self.stage.num_seen == 0:
             raise UsageError("There are no classes to predict yet: learn a stage first.")
-        given = torch.as_tensor(images)
+        given = images if isinstance(images, Tensor | Streamed) else torch.as_tensor(images)
         channels = self.train.images.shape[1]
-        if given.dtype != torch.uint8 or given.dim() != 4 or given.shape[1] != channels:
+        if given.dtype != torch.uint8 or given.ndim != 4 or given.shape[1] != channels:
             raise UsageError(
                 f"Images must be uint8, 0 to 255, of shape (number of images, {channels}, height, width); got "
                 f"{str(given.dtype).removeprefix('torch.')} of shape {tuple(given.shape)}."
@@ -312,12 +323,12 @@ class Learner:
             )
 
     @torch.no_grad()
-    def _evaluated(self, images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def _evaluated(self, parts: Iterable[Tensor], function: Callable[[Tensor], Tensor]) -> Tensor:
         """Apply a function of normalised images to uint8 images, batch by batch, in evaluation mode."""
         self.network.eval()
         transform = self.method.transforms.test
-        parts = []
-        for part in images.split(EVALUATION_BATCH):
+        found = []
+        for part in parts:
             self.on_pause()
-            parts.append(function(transform(part.to(self.device))))
-        return torch.cat(parts)
+            found.append(function(transform(part.to(self.device))))
+        return torch.cat(found)

@@ -49,9 +49,9 @@ def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:
         work.draws.manual_seed(seed)
     order = batches(work.rows, size, learner.generator("batches", *work.index, work.epoch))
     progress = Progress(learner.stage, phase.name, work.epoch, phase.epochs, first, len(order), size)
-    for batch in order[first:]:
+    for batch in learner.train.batches(order[first:]):
         with memory_errors_explained(size):
-            losses = work.step(batch)
+            losses = work.step(*batch)
         work.totals = {name: work.totals.get(name, 0) + loss for name, loss in losses.items()}
         progress = progress._replace(batch=work.batch)
         work.batch += 1
@@ -75,14 +75,15 @@ def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredP
     draws = learner.generator("augmentation", *index)
     size = min(phase.batch_size, len(rows))
 
-    def step(batch: Tensor) -> dict[str, Tensor]:
-        losses = step_losses(learner, batch, phase, draws)
+    def step(rows: Tensor, images: Tensor | None = None) -> dict[str, Tensor]:
+        losses = step_losses(learner, rows, phase, draws, images)
         descend(losses["loss"], optimiser, parameters, phase.clip_value, phase.clip_norm)
         return {name: loss.detach() for name, loss in losses.items()}
 
     set_modes(learner.network, phase)
     with memory_errors_explained(size):
-        fast_step = learner.acceleration.prepare(step, rows[:size], learner.network, optimiser, draws)
+        example = next(learner.train.batches(rows[None, :size]))
+        fast_step = learner.acceleration.prepare(step, example, learner.network, optimiser, draws)
     work = PhaseAtWork(index, rows, size, optimiser, draws, fast_step)
     if stored:
         work.take_up(stored)

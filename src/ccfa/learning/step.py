@@ -14,11 +14,17 @@ if TYPE_CHECKING:
     from ccfa.learning.learner import Learner
 
 
-def step_losses(learner: "Learner", rows: Tensor, phase: Phase, generator: Generator) -> dict[str, Tensor]:
-    """One step's losses: L_cls on real and augmented samples, L_dist on real features, and their sum."""
+def step_losses(
+    learner: "Learner", rows: Tensor, phase: Phase, generator: Generator, images: Tensor | None = None
+) -> dict[str, Tensor]:
+    """One step's losses: L_cls on real and augmented samples, L_dist on real features, and their sum.
+
+    `images` are those of the rows if the training set is streamed: a captured step cannot read a file.
+    """
     method, head, aside = learner.method, learner.network.head, learner.acceleration.aside
     previous = learner.previous if learner.terms and phase.use_terms else None
-    mixed = mixed_images(learner, rows, phase, generator)
+    images = learner.train.images[rows] if images is None else images
+    mixed = mixed_images(learner, images, learner.train.labels[rows], phase, generator)
     before = aside("previous", learner.device, partial(frozen_features, learner, previous, mixed)) if previous else None
     features = learner.acceleration.features(learner.network.backbone, mixed.images, mixed.mixing)
     real = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)
@@ -35,10 +41,10 @@ def step_losses(learner: "Learner", rows: Tensor, phase: Phase, generator: Gener
     return losses
 
 
-def mixed_images(learner: "Learner", rows: Tensor, phase: Phase, generator: Generator) -> MixedImages:
+def mixed_images(learner: "Learner", images: Tensor, labels: Tensor, phase: Phase, generator: Generator) -> MixedImages:
     """The batch's images under the training transform, mixed if the method mixes images."""
-    method, mix, labels = learner.method, learner.method.image_augmentation, learner.train.labels[rows]
-    images = method.transforms.train(learner.train.images[rows], generator, learner.acceleration.fused)
+    method, mix = learner.method, learner.method.image_augmentation
+    images = method.transforms.train(images, generator, learner.acceleration.fused)
     if mix and phase.name in mix.phases and (mix.in_first_stage or learner.previous):
         return mix(images, labels, learner.stage, generator)
     return MixedImages.of(images, labels)

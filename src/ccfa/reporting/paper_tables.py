@@ -28,11 +28,12 @@ from ccfa.experiments.tables import (
     gpu_minutes,
     left_to_run,
     measured,
+    needs_imagenet,
+    orders_for,
     orders_left,
     read_results,
 )
 from ccfa.files import write_atomically
-from ccfa.methods import METHODS
 from ccfa.reporting.comparison import AVERAGE, paired
 from ccfa.reporting.page import render
 from ccfa.reporting.showing import require_ready, sweep
@@ -48,8 +49,10 @@ COST = (
 )
 LEGEND = (
     "In each cell: the paper's value (*: re-run by its authors); ours, as mean ± standard deviation over class orders; "
-    f"the difference and, in brackets, our number of runs. {COST} no data, no method: it cannot be run here."
+    f"the difference and, in brackets, our number of runs. {COST} needs ImageNet: see docs/imagenet.md. no "
+    "method: it cannot be run here."
 )
+NEEDS_IMAGENET = "needs ImageNet"
 BEGIN, END = "<!-- main table: written by `ccfa table --write` -->", "<!-- end of the main table -->"
 
 
@@ -80,17 +83,19 @@ def wanted_results(wanted: Wanted) -> list[Result]:
     """Return the finished runs of the wanted class orders."""
     if not 1 <= wanted.orders <= len(ORDERS):
         raise UsageError(f"--orders must be from 1 to {len(ORDERS)}, got {wanted.orders}.")
-    return [result for result in read_results(wanted.results) if result.order in ORDERS[: wanted.orders]]
+    results = read_results(wanted.results)
+    return [one for one in results if one.setting and one.order in orders_for(one.setting)[: wanted.orders]]
 
 
 def missing_runs(wanted: Wanted) -> list[Experiment]:
-    """Return the runs that are missing, the most valuable first."""
-    return left_to_run(wanted_cells(wanted), wanted_results(wanted), wanted.orders)
+    """Return the runs that are missing, the most valuable first; those on ImageNet only if their table is named."""
+    chosen = [cell for cell in wanted_cells(wanted) if wanted.name or not needs_imagenet(cell.setting)]
+    return left_to_run(chosen, wanted_results(wanted), wanted.orders)
 
 
 def _nothing_to_do(wanted: Wanted) -> str:
     impossible = counted(sum(not can_run(cell.setting) for cell in wanted_cells(wanted)), "cell")
-    return f"No run is missing. {impossible} cannot be run here, because the data or the method is not available."
+    return f"No run is missing. {impossible} cannot be run here, because the method is not available."
 
 
 def show_tables(wanted: Wanted, console: Console) -> None:
@@ -126,10 +131,10 @@ def _screen_lines(cell: Cell, results: Sequence[Result], num_orders: int) -> Ite
         yield f"{ours.mean - cell.value:+.2f} ({len(ours.results)})"
     if not cell.is_target:
         yield "misprint"
-    elif can_run(cell.setting) and (minutes := _minutes_left(cell, results, num_orders)):
-        yield f"~{minutes:.0f} min"
-    elif not ours:
-        yield "no data" if cell.setting.method in METHODS else "no method"
+    elif not can_run(cell.setting):
+        yield "no method"
+    elif orders_left(cell, results, num_orders):
+        yield _cost(cell, results, num_orders)
 
 
 def _overview_screen(results: Sequence[Result], num_orders: int) -> Screen:
@@ -137,8 +142,10 @@ def _overview_screen(results: Sequence[Result], num_orders: int) -> Screen:
     for table in TABLES.values():
         done = sum(measured(cell, results) is not None for cell in table.cells)
         one_each = {cell.setting: cell for cell in table.cells if can_run(cell.setting)}
-        minutes = sum(_minutes_left(cell, results, num_orders) for cell in one_each.values())
-        cost = f"~{minutes:,.0f} min" if one_each else "data not here"
+        if any(map(needs_imagenet, one_each)):
+            cost = NEEDS_IMAGENET
+        else:
+            cost = f"~{sum(_minutes_left(cell, results, num_orders) for cell in one_each.values()):,.0f} min"
         screen.add_row(table.name, table.title, str(len(table.cells)), str(done), cost)
     return screen
 
@@ -153,6 +160,10 @@ def _ours(ours: Measured) -> str:
 
 def _minutes_left(cell: Cell, results: Sequence[Result], num_orders: int = len(ORDERS)) -> float:
     return gpu_minutes(cell.setting) * len(orders_left(cell, results, num_orders))
+
+
+def _cost(cell: Cell, results: Sequence[Result], num_orders: int = len(ORDERS)) -> str:
+    return NEEDS_IMAGENET if needs_imagenet(cell.setting) else f"~{_minutes_left(cell, results, num_orders):.0f} min"
 
 
 def write_pages(wanted: Wanted, console: Console) -> None:
@@ -245,7 +256,7 @@ def _page_cell(cell: Cell, results: Sequence[Result]) -> list[str]:
     paper = _paper(cell) + (", copied" if cell.source == "copied" else "") + (f" ({cell.slip})" if cell.slip else "")
     command = f"`{_cell_command(setting)}`" if can_run(setting) else ""
     if ours is None:
-        cost = f"~{_minutes_left(cell, results):.0f}" if can_run(setting) else ""
+        cost = _cost(cell, results).removesuffix(" min") if can_run(setting) else ""
         return [paper, "", "", "", cost, "", "", command]
     difference = f"{ours.mean - cell.value:+.2f}"
     if cell.is_target and not _is_close(cell, ours):
@@ -273,10 +284,10 @@ def _all(values: Iterator[object]) -> str:
 
 
 def _cell_command(setting: Setting) -> str:
-    """The command that runs a cell again, on the paper's three class orders."""
+    """The command that runs a cell again, on the paper's class orders."""
     experiment = replace(experiment_for(setting, None, SEED), ccfa=False)
     method, data, name, _, _, *rest = experiment.arguments()  # without --seed
-    words = ["ccfa", "sweep", method, "--ccfa", "on" if setting.ccfa else "off", "--orders", *ORDERS]
+    words = ["ccfa", "sweep", method, "--ccfa", "on" if setting.ccfa else "off", "--orders", *orders_for(setting)]
     return shlex.join([*words, "--seeds", str(SEED), data, name, *rest])
 
 
