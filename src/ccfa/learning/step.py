@@ -17,18 +17,23 @@ if TYPE_CHECKING:
 def step_losses(learner: "Learner", rows: Tensor, phase: Phase, generator: Generator) -> dict[str, Tensor]:
     """One step's losses: L_cls on real and augmented samples, L_dist on real features, and their sum."""
     method, head, aside = learner.method, learner.network.head, learner.acceleration.aside
+    processes = learner.processes
     previous = learner.previous if learner.terms and phase.use_terms else None
     mixed = mixed_images(learner, rows, phase, generator)
-    before = aside("previous", learner.device, partial(frozen_features, learner, previous, mixed)) if previous else None
-    features = learner.acceleration.features(learner.network.backbone, mixed.images, mixed.mixing)
+    part, num_images = processes.part(mixed), len(mixed.images)
+    before = aside("previous", learner.device, partial(frozen_features, learner, previous, part)) if previous else None
+    with processes.shared_batch_norm():
+        own = learner.acceleration.features(learner.network.backbone, part.images, part.mixing)
+    features = processes.whole_features(own, num_images)
     real = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)
     samples = aside("samples", learner.device, partial(augmented, learner, real, len(rows), phase, generator))
 
     penalties: dict[str, Tensor] = {}
     if previous and before:
-        old = previous.head, before()
+        own_old = before()
+        old = previous.head, processes.whole_features(own_old, num_images)
         step = Step(learner.stage, mixed.labels[:, 0], head, features, *old, generator, real, samples)
-        penalties = {term.name: term(step) for term in learner.terms}
+        penalties = {term.name: processes.penalty(term, step, own, own_old) for term in learner.terms}
     weight = method.classification_weight(learner.stage) if phase.use_terms else 1.0
     losses = {"classification": weight * classification_loss(samples(), head, method.criterion), **penalties}
     losses["loss"] = torch.stack(list(losses.values())).sum()

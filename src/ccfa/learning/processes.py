@@ -1,0 +1,386 @@
+"""One run by several processes, on several GPUs or machines, with the result of one process.
+
+Every process knows the whole batch. It computes the backbone's features of its own rows only, and the features of all rows
+are gathered before the head. What follows, and every random number, is the same everywhere. A parameter's gradient is the
+mean over processes of what each has found; gradients of gathered rows are multiplied by their number before.
+"""
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from ccfa.augmentation import MixedImages, Samples
+from ccfa.augmentation.mixing import ManifoldMixup
+from ccfa.errors import ResourceError, Stopped, UsageError
+from ccfa.files import packed, unpacked
+from ccfa.learning.acceleration import pick_device
+from ccfa.methods import Method, Step, Term
+from ccfa.models import Features
+
+# A process that ends closes its connections, which the others notice at once. The time is for one that hangs; it must be
+# enough for process 0 to read a large data set for the first time.
+TIMEOUT = timedelta(hours=2)
+FAREWELL = timedelta(seconds=30)  # how long process 0 may take to end after an error of another process
+SAVING = timedelta(minutes=5)  # and how long after it was asked to stop, when it stores a checkpoint
+_joined = itertools.count()
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that share a run. Process 0 alone writes files and decides; every other one computes its part.
+
+    Args:
+        rank: The number of this process.
+        number: How many there are.
+        store: Where they leave messages for each other; None for a single process.
+
+    Example:
+        >>> Processes(rank=1, number=2).own(5)
+        slice(3, 5, None)
+        >>> ALONE.largest(3)
+        3
+    """
+
+    rank: int = 0
+    number: int = 1
+    store: dist.Store | None = None
+
+    def own(self, num_rows: int) -> slice:
+        """The rows of this process; the first processes have one more where they cannot all have as many."""
+        size, larger = divmod(num_rows, self.number)
+        first = self.rank * size + min(self.rank, larger)
+        return slice(first, first + size + (self.rank < larger))
+
+    def part(self, mixed: MixedImages) -> MixedImages:
+        """The batch with the images of this process alone, and with all labels."""
+        return mixed if self.number == 1 else mixed._replace(images=mixed.images[self.own(len(mixed.images))])
+
+    def whole(self, own: Tensor, num_rows: int) -> Tensor:
+        """The rows of all processes, in order, made of each one's own."""
+        return own if self.number == 1 else _Gathered.apply(own, num_rows, self)
+
+    def whole_features(self, own: Features, num_rows: int) -> Features:
+        """The features of all rows; maps are gathered when they are read."""
+        if self.number == 1:
+            return own
+        maps = WholeMaps(lambda: tuple(self.whole(level, num_rows) for level in own.maps))
+        return Features(maps, self.whole(own.embedding, num_rows))
+
+    def penalty(self, term: Term, step: Step, own: Features, previous: Features) -> Tensor:
+        """A term's penalty of the whole batch, where the features of this process's rows are `own` and `previous`."""
+        if self.number == 1 or not term.is_row_mean:
+            return term(step)  # type: ignore[no-any-return]
+        rows = self.own(len(step.labels))
+        samples = Samples(step.head.embed(own.embedding), step.samples.labels[rows], step.samples.weights[rows])
+        labels = step.labels[rows]
+        mine = replace(step, labels=labels, features=own, previous_features=previous, samples=samples)
+        return _MeanOfParts.apply(term(mine), len(labels) / len(step.labels), self)
+
+    def shared_batch_norm(self) -> AbstractContextManager[Any]:
+        """Let batch norm take its statistics from the rows of all processes."""
+        return nullcontext() if self.number == 1 else _SharedBatchNorm(self)
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace each gradient by its mean over the processes."""
+        if self.number == 1:
+            return
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        flat = self.sum(torch.cat([gradient.flatten() for gradient in gradients])) / self.number
+        for gradient, mean in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+            gradient.copy_(mean.view_as(gradient))
+
+    def agree(self, tensors: Iterable[Tensor]) -> None:
+        """Replace tensors by those of process 0: what each has computed may differ in its last bits."""
+        for tensor in tensors if self.number > 1 else ():
+            if tensor.numel():
+                value = tensor.detach().flatten().clone()
+                with self._connected():
+                    dist.broadcast(value, 0)
+                with torch.no_grad():
+                    tensor.copy_(value.view(tensor.shape))
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        if self.number > 1:
+            with self._connected():
+                dist.all_reduce(tensor)
+        return tensor
+
+    def largest(self, value: int) -> int:
+        """The largest value of any process."""
+        if self.number == 1:
+            return value
+        found = torch.tensor(value)
+        with self._connected():
+            dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
+    def tell(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Send facts and tensors from process 0 to all others, which call `told`."""
+        if self.number > 1:
+            self._broadcast(packed(tensors or {}, facts))
+
+    def told(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Receive what process 0 tells."""
+        tensors, facts = unpacked(self._broadcast(b""))
+        return facts, tensors
+
+    def _broadcast(self, content: bytes) -> bytes:
+        length = torch.tensor(len(content))
+        with self._connected():
+            dist.broadcast(length, 0)
+            data = torch.frombuffer(bytearray(content or bytes(int(length))), dtype=torch.uint8)
+            dist.broadcast(data, 0)
+        return data.numpy().tobytes()
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        """Turn a failed connection into an error that says who is missing and why."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.rank and (code := self._message("ended", FAREWELL)):
+                raise SystemExit(int(code)) from error  # process 0 has said why
+            reason = self._message("failed", timedelta(seconds=1)) or "it was killed, or its connection broke"
+            raise ResourceError(
+                f"Another of the {self.number} processes has ended: {reason}. The last checkpoint is kept."
+            ) from error
+
+    def _message(self, key: str, patience: timedelta) -> str:
+        """What a process has left under a key, or nothing if it leaves nothing in time."""
+        with suppress(RuntimeError):
+            assert self.store
+            self.store.wait([key], patience)
+            return self.store.get(key).decode()
+        return ""
+
+    def leave(self, error: BaseException | None) -> None:
+        """End the connections. After an error, process 0 is the last one to end and the one that reports it."""
+        assert self.store
+        code = exit_code(error) if error else 0
+        with suppress(RuntimeError):  # the store may have ended with process 0
+            if error and self.rank:
+                self.store.compare_set("failed", "", f"process {self.rank}: {error}")
+            if self.rank == 0:
+                self.store.set("ended", str(code))
+        dist.destroy_process_group()
+        if error and self.rank and self._message("ended", SAVING if isinstance(error, Stopped) else FAREWELL):
+            raise SystemExit(code) from error
+
+
+ALONE = Processes()
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a process that ends with this error."""
+    if isinstance(error, SystemExit):
+        return int(error.code or 0)
+    return 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+
+
+def several() -> bool:
+    """Whether torchrun, or whoever sets its variables, has started several processes for this command."""
+    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
+
+
+def own_device(name: str) -> torch.device:
+    """The device of this process: of several, each has the GPU of its LOCAL_RANK, or the CPU.
+
+    Args:
+        name: `auto`, `cpu` or `cuda`; for a single process also `cuda:N`.
+    """
+    if not several():
+        return pick_device(name)
+    if name not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"Of several processes each has a GPU of its own, so --device {name} cannot be met. Leave it out.")
+    kind = pick_device(name).type
+    return pick_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if kind == "cuda" else kind)
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Processes]:
+    """Join the processes that torchrun has started: NCCL connects GPUs, gloo CPUs. Without torchrun there is one.
+
+    An error ends all processes. Only process 0 reports it, unless it cannot be reached.
+
+    Args:
+        device: The device of this process, see `own_device`.
+
+    Example:
+        >>> with joined(torch.device("cpu")) as processes:
+        ...     processes.number
+        1
+    """
+    if not several():
+        yield ALONE
+        return
+    try:
+        store, rank, number = next(dist.rendezvous("env://", timeout=TIMEOUT))
+        store = dist.PrefixStore(f"ccfa-{next(_joined)}", store)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=number, timeout=TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        raise ResourceError(f"The processes could not be connected: {error}. Check how torchrun was called.") from error
+    processes = Processes(rank, number, store)
+    try:
+        yield processes
+    except BaseException as error:
+        processes.leave(error)
+        raise
+    processes.leave(None)
+
+
+def require_shareable(method: Method) -> None:
+    """Refuse a method that several processes cannot train."""
+    if isinstance(method.image_augmentation, ManifoldMixup):
+        raise UsageError(
+            "Manifold Mixup mixes feature maps of images that other processes hold. Use one process, or --mix mixup."
+        )
+
+
+class WholeMaps(tuple[Tensor, ...]):
+    """The maps of all processes, gathered when they are read: few terms read them, and they are large."""
+
+    gather: Callable[[], tuple[Tensor, ...]]
+
+    def __new__(cls, gather: Callable[[], tuple[Tensor, ...]]) -> "WholeMaps":
+        maps = super().__new__(cls)
+        maps.gather = functools.cache(gather)
+        return maps
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.gather())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.gather()[index]
+
+    def __len__(self) -> int:
+        return len(self.gather())
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, num_rows: int, processes: Processes) -> Tensor:
+        ctx.rows, ctx.number = processes.own(num_rows), processes.number
+        whole = own.new_zeros(num_rows, *own.shape[1:])
+        whole[ctx.rows] = own
+        return processes.sum(whole)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.number * gradient[ctx.rows], None, None
+
+
+class _MeanOfParts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, share: float, processes: Processes) -> Tensor:
+        ctx.factor = processes.number * share
+        return processes.sum(own * share if share else torch.zeros_like(own))  # the mean of no rows is not a number
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.factor * gradient, None, None
+
+
+class _SharedBatchNorm(TorchFunctionMode):
+    """Batch norm over the rows of all processes, for any module that calls torch's; its own is for GPUs only."""
+
+    def __init__(self, processes: Processes) -> None:
+        super().__init__()
+        self.processes = processes
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function is F.batch_norm and (kwargs or {}).get("training"):
+            return self.batch_norm(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+    def batch_norm(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """As `F.batch_norm` in training."""
+        with torch.no_grad():
+            count, mean, variance = statistics(x, self.processes)
+            if running_mean is not None and running_var is not None:
+                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+                running_var.lerp_((variance * count / (count - 1)).to(running_var.dtype), momentum)
+        weight = torch.ones_like(mean) if weight is None else weight
+        bias = torch.zeros_like(mean) if bias is None else bias
+        return _Normalised.apply(x, mean, torch.rsqrt(variance + eps), weight, bias, count, self.processes)
+
+
+def statistics(x: Tensor, processes: Processes) -> tuple[Tensor, Tensor, Tensor]:
+    """The number of values of a channel, their mean and their variance, over the rows of all processes."""
+    own = _precise(x)
+    found = own.new_zeros(processes.number, 3, own.shape[1])
+    if len(own):
+        variance, mean = torch.var_mean(own, _all_but_channels(x), correction=0)
+        count = torch.full_like(mean, own.numel() / own.shape[1])
+        found[processes.rank] = torch.stack([count, mean, count * variance])
+    counts, means, squares = processes.sum(found).unbind(dim=1)
+    count = counts.sum(dim=0)
+    mean = (counts * means).sum(dim=0) / count
+    return count, mean, (squares + counts * (means - mean).square()).sum(dim=0) / count
+
+
+class _Normalised(torch.autograd.Function):
+    """weight * (x - mean) * inverse + bias, whose backward knows that the statistics are those of all rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        mean: Tensor,
+        inverse: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        count: Tensor,
+        processes: Processes,
+    ) -> Tensor:
+        ctx.save_for_backward(x, mean, inverse, weight, count)
+        ctx.processes = processes
+        standard = (_precise(x) - _channels(mean, x)) * _channels(inverse, x)
+        return (_channels(weight, x) * standard + _channels(bias, x)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, inverse, weight, count = ctx.saved_tensors
+        gradient, dims = _precise(gradient), _all_but_channels(x)
+        standard = (_precise(x) - _channels(mean, x)) * _channels(inverse, x)
+        own = torch.stack([gradient.sum(dims), (gradient * standard).sum(dims)])
+        of_bias, of_weight = ctx.processes.sum(own.clone()) / count
+        centred = gradient - _channels(of_bias, x) - standard * _channels(of_weight, x)
+        of_x = (_channels(weight * inverse, x) * centred).to(x.dtype)
+        return of_x, None, None, own[1], own[0], None, None
+
+
+def _precise(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _all_but_channels(x: Tensor) -> list[int]:
+    return [0, *range(2, x.dim())]
+
+
+def _channels(values: Tensor, like: Tensor) -> Tensor:
+    return values.view(-1, *[1] * (like.dim() - 2))
