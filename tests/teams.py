@@ -6,8 +6,6 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from typing import Any
 
-import torch
-
 from ccfa.errors import CcfaError
 from ccfa.learning.processes import Processes, joined
 from children import started, wait
@@ -57,7 +55,7 @@ def together(function: Callable[[Processes], Any], number: int = 2) -> list[Any]
     """What a function of the joined processes returns in each of them."""
 
     def child() -> Any:
-        with joined(torch.device("cpu")) as processes:
+        with joined("cpu") as processes:
             return function(processes)
 
     found = in_processes(child, number)

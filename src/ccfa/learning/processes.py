@@ -1,15 +1,15 @@
 """One run by several processes, on several GPUs or machines, with the result of one process.
 
-Every process knows the whole batch. It computes the backbone's features of its own rows only, and the features of all rows
-are gathered before the head. What follows, and every random number, is the same everywhere. A parameter's gradient is the
-mean over processes of what each has found; gradients of gathered rows are multiplied by their number before.
+Every process knows the whole batch. It computes the backbone's features of its own rows only, and the features of all
+rows are gathered before the head. What follows, and every random number, is the same everywhere. The gradient of a
+parameter is the mean of what the processes have found; gathering therefore multiplies gradients by their number.
 """
 
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch.distributed.rendezvous import rendezvous
 
 from ccfa.augmentation import MixedImages, Samples
 from ccfa.augmentation.mixing import ManifoldMixup
@@ -28,8 +27,8 @@ from ccfa.learning.acceleration import pick_device
 from ccfa.methods import Method, Step, Term
 from ccfa.models import Features
 
-# A process that ends closes its connections, which the others notice at once. The time is for one that hangs; it must be
-# enough for process 0 to read a large data set for the first time.
+# A process that ends closes its connections, which the others notice at once. This limit is for one that hangs. Process
+# 0 may need hours to prepare a large data set while the others wait.
 TIMEOUT = timedelta(hours=2)
 FAREWELL = timedelta(seconds=30)  # how long process 0 may take to end after an error of another process
 SAVING = timedelta(minutes=5)  # and how long after it was asked to stop, when it stores a checkpoint
@@ -54,7 +53,7 @@ class Processes:
 
     rank: int = 0
     number: int = 1
-    store: dist.Store | None = None
+    store: Any = None
 
     def own(self, num_rows: int) -> slice:
         """The rows of this process; the first processes have one more where they cannot all have as many."""
@@ -68,7 +67,7 @@ class Processes:
 
     def whole(self, own: Tensor, num_rows: int) -> Tensor:
         """The rows of all processes, in order, made of each one's own."""
-        return own if self.number == 1 else _Gathered.apply(own, num_rows, self)
+        return own if self.number == 1 else applied(_Gathered, own, num_rows, self)
 
     def whole_features(self, own: Features, num_rows: int) -> Features:
         """The features of all rows; maps are gathered when they are read."""
@@ -85,11 +84,7 @@ class Processes:
         samples = Samples(step.head.embed(own.embedding), step.samples.labels[rows], step.samples.weights[rows])
         labels = step.labels[rows]
         mine = replace(step, labels=labels, features=own, previous_features=previous, samples=samples)
-        return _MeanOfParts.apply(term(mine), len(labels) / len(step.labels), self)
-
-    def shared_batch_norm(self) -> AbstractContextManager[Any]:
-        """Let batch norm take its statistics from the rows of all processes."""
-        return nullcontext() if self.number == 1 else _SharedBatchNorm(self)
+        return applied(_MeanOfParts, term(mine), len(labels) / len(step.labels), self)
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace each gradient by its mean over the processes."""
@@ -160,14 +155,12 @@ class Processes:
     def _message(self, key: str, patience: timedelta) -> str:
         """What a process has left under a key, or nothing if it leaves nothing in time."""
         with suppress(RuntimeError):
-            assert self.store
             self.store.wait([key], patience)
-            return self.store.get(key).decode()
+            return str(self.store.get(key).decode())
         return ""
 
     def leave(self, error: BaseException | None) -> None:
         """End the connections. After an error, process 0 is the last one to end and the one that reports it."""
-        assert self.store
         code = exit_code(error) if error else 0
         with suppress(RuntimeError):  # the store may have ended with process 0
             if error and self.rank:
@@ -203,32 +196,40 @@ def own_device(name: str) -> torch.device:
     if not several():
         return pick_device(name)
     if name not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"Of several processes each has a GPU of its own, so --device {name} cannot be met. Leave it out.")
+        raise UsageError(
+            f"Of several processes each has a GPU of its own, so --device {name} cannot be met. Leave it out."
+        )
     kind = pick_device(name).type
     return pick_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if kind == "cuda" else kind)
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[Processes]:
+def joined(device: str = "auto") -> Iterator[Processes]:
     """Join the processes that torchrun has started: NCCL connects GPUs, gloo CPUs. Without torchrun there is one.
 
     An error ends all processes. Only process 0 reports it, unless it cannot be reached.
 
     Args:
-        device: The device of this process, see `own_device`.
+        device: The name of a device, as in `own_device`.
+
+    Returns:
+        A context with the processes, to be given to a `Learner`.
 
     Example:
-        >>> with joined(torch.device("cpu")) as processes:
+        >>> with joined("cpu") as processes:
         ...     processes.number
         1
     """
     if not several():
         yield ALONE
         return
+    kind = own_device(device).type
     try:
-        store, rank, number = next(dist.rendezvous("env://", timeout=TIMEOUT))
-        store = dist.PrefixStore(f"ccfa-{next(_joined)}", store)
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        store, rank, number = next(rendezvous("env://", timeout=TIMEOUT))
+        store = dist.PrefixStore(  # type: ignore[attr-defined]
+            f"ccfa-{next(_joined)}", store
+        )
+        backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=number, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise ResourceError(f"The processes could not be connected: {error}. Check how torchrun was called.") from error
@@ -269,6 +270,12 @@ class WholeMaps(tuple[Tensor, ...]):
         return len(self.gather())
 
 
+def applied(function: Any, *arguments: Any) -> Tensor:
+    """The result of an autograd function, with a type."""
+    result: Tensor = function.apply(*arguments)
+    return result
+
+
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, num_rows: int, processes: Processes) -> Tensor:
@@ -291,96 +298,3 @@ class _MeanOfParts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return ctx.factor * gradient, None, None
-
-
-class _SharedBatchNorm(TorchFunctionMode):
-    """Batch norm over the rows of all processes, for any module that calls torch's; its own is for GPUs only."""
-
-    def __init__(self, processes: Processes) -> None:
-        super().__init__()
-        self.processes = processes
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if function is F.batch_norm and (kwargs or {}).get("training"):
-            return self.batch_norm(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
-
-    def batch_norm(
-        self,
-        x: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = True,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        """As `F.batch_norm` in training."""
-        with torch.no_grad():
-            count, mean, variance = statistics(x, self.processes)
-            if running_mean is not None and running_var is not None:
-                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-                running_var.lerp_((variance * count / (count - 1)).to(running_var.dtype), momentum)
-        weight = torch.ones_like(mean) if weight is None else weight
-        bias = torch.zeros_like(mean) if bias is None else bias
-        return _Normalised.apply(x, mean, torch.rsqrt(variance + eps), weight, bias, count, self.processes)
-
-
-def statistics(x: Tensor, processes: Processes) -> tuple[Tensor, Tensor, Tensor]:
-    """The number of values of a channel, their mean and their variance, over the rows of all processes."""
-    own = _precise(x)
-    found = own.new_zeros(processes.number, 3, own.shape[1])
-    if len(own):
-        variance, mean = torch.var_mean(own, _all_but_channels(x), correction=0)
-        count = torch.full_like(mean, own.numel() / own.shape[1])
-        found[processes.rank] = torch.stack([count, mean, count * variance])
-    counts, means, squares = processes.sum(found).unbind(dim=1)
-    count = counts.sum(dim=0)
-    mean = (counts * means).sum(dim=0) / count
-    return count, mean, (squares + counts * (means - mean).square()).sum(dim=0) / count
-
-
-class _Normalised(torch.autograd.Function):
-    """weight * (x - mean) * inverse + bias, whose backward knows that the statistics are those of all rows."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        mean: Tensor,
-        inverse: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        count: Tensor,
-        processes: Processes,
-    ) -> Tensor:
-        ctx.save_for_backward(x, mean, inverse, weight, count)
-        ctx.processes = processes
-        standard = (_precise(x) - _channels(mean, x)) * _channels(inverse, x)
-        return (_channels(weight, x) * standard + _channels(bias, x)).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, mean, inverse, weight, count = ctx.saved_tensors
-        gradient, dims = _precise(gradient), _all_but_channels(x)
-        standard = (_precise(x) - _channels(mean, x)) * _channels(inverse, x)
-        own = torch.stack([gradient.sum(dims), (gradient * standard).sum(dims)])
-        of_bias, of_weight = ctx.processes.sum(own.clone()) / count
-        centred = gradient - _channels(of_bias, x) - standard * _channels(of_weight, x)
-        of_x = (_channels(weight * inverse, x) * centred).to(x.dtype)
-        return of_x, None, None, own[1], own[0], None, None
-
-
-def _precise(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _all_but_channels(x: Tensor) -> list[int]:
-    return [0, *range(2, x.dim())]
-
-
-def _channels(values: Tensor, like: Tensor) -> Tensor:
-    return values.view(-1, *[1] * (like.dim() - 2))

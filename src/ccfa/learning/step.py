@@ -7,6 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from ccfa.augmentation import MixedImages, Samples, classification_loss
+from ccfa.learning.shared_batch_norm import shared_batch_norm
 from ccfa.methods import Phase, Step
 from ccfa.models import Features, Network
 
@@ -22,7 +23,7 @@ def step_losses(learner: "Learner", rows: Tensor, phase: Phase, generator: Gener
     mixed = mixed_images(learner, rows, phase, generator)
     part, num_images = processes.part(mixed), len(mixed.images)
     before = aside("previous", learner.device, partial(frozen_features, learner, previous, part)) if previous else None
-    with processes.shared_batch_norm():
+    with shared_batch_norm(processes):
         own = learner.acceleration.features(learner.network.backbone, part.images, part.mixing)
     features = processes.whole_features(own, num_images)
     real = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)

@@ -67,8 +67,8 @@ class LearnerView(Protocol):
 class Term(nn.Module, ABC):
     """A penalty of L_dist, logged under its name. What it remembers between stages must be in its buffers."""
 
-    # Whether it is a mean over the rows of the batch that does not read `share`. Of several processes, each then computes
-    # that of its own rows. Other terms get the features of all rows, and maps that they read have to be gathered.
+    # Whether it is a mean over the rows of a batch and does not read `share`. Of several processes, each then computes
+    # that of its own rows. Other terms see the features of all rows, and the maps that they read have to be gathered.
     is_row_mean: ClassVar[bool] = False
 
     def __init__(self, name: str) -> None:
