@@ -8,6 +8,7 @@ parameter is the mean of what the processes have found; gathering therefore mult
 import functools
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -30,8 +31,8 @@ from ccfa.models import Features
 # A process that ends closes its connections, which the others notice at once. This limit is for one that hangs. Process
 # 0 may need hours to prepare a large data set while the others wait.
 TIMEOUT = timedelta(hours=2)
-FAREWELL = timedelta(seconds=30)  # how long process 0 may take to end after an error of another process
-SAVING = timedelta(minutes=5)  # and how long after it was asked to stop, when it stores a checkpoint
+FAREWELL = timedelta(seconds=10)  # how long the others wait for process 0 to end first; torchrun kills after 30 seconds
+SAVING = timedelta(minutes=5)  # the same without an error, where process 0 stores a checkpoint or writes its pages
 _joined = itertools.count()
 
 
@@ -149,26 +150,30 @@ class Processes:
                 raise SystemExit(int(code)) from error  # process 0 has said why
             reason = self._message("failed", timedelta(seconds=1)) or "it was killed, or its connection broke"
             raise ResourceError(
-                f"Another of the {self.number} processes has ended: {reason}. The last checkpoint is kept."
+                f"Another of the {self.number} processes has ended: {reason}. A run continues from its last checkpoint "
+                f"with `ccfa resume`."
             ) from error
 
     def _message(self, key: str, patience: timedelta) -> str:
         """What a process has left under a key, or nothing if it leaves nothing in time."""
-        with suppress(RuntimeError):
-            self.store.wait([key], patience)
-            return str(self.store.get(key).decode())
+        limit = time.monotonic() + patience.total_seconds()
+        with suppress(RuntimeError):  # the store may have ended with process 0
+            while not self.store.check([key]) and time.monotonic() < limit:
+                time.sleep(0.05)
+            return str(self.store.get(key).decode()) if self.store.check([key]) else ""
         return ""
 
     def leave(self, error: BaseException | None) -> None:
-        """End the connections. After an error, process 0 is the last one to end and the one that reports it."""
+        """End the connections. Process 0 leaves last, and is the one that reports an error."""
         code = exit_code(error) if error else 0
-        with suppress(RuntimeError):  # the store may have ended with process 0
+        with suppress(RuntimeError):
             if error and self.rank:
                 self.store.compare_set("failed", "", f"process {self.rank}: {error}")
             if self.rank == 0:
                 self.store.set("ended", str(code))
         dist.destroy_process_group()
-        if error and self.rank and self._message("ended", SAVING if isinstance(error, Stopped) else FAREWELL):
+        patience = SAVING if error is None or isinstance(error, Stopped) else FAREWELL
+        if self.rank and self._message("ended", patience) and error:
             raise SystemExit(code) from error
 
 
