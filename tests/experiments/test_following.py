@@ -40,16 +40,16 @@ def shared_run(path, first=lambda: None, other=lambda: None, stop=None, resolve=
     return in_processes(process)
 
 
-def killed_after(num_steps):
-    """Let this process be killed when it asks for the n-th time whether to stop."""
+def signalled_after(num_steps, number=signal.SIGKILL):
+    """Let this process get a signal when it asks for the n-th time whether to stop."""
     asked, times = AgreedStop.asked, itertools.count()
 
-    def dying(stop):
+    def signalled(stop):
         if next(times) == num_steps:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
         return asked(stop)
 
-    AgreedStop.asked = dying  # in a child, which ends with the test
+    AgreedStop.asked = signalled  # in a child, which ends with the test
 
 
 def resembles(path, other):
@@ -99,15 +99,21 @@ def test_a_run_continues_with_another_number(tmp_path, alone, begun_by):
     assert resumed["differences"]["processes"] == [begun_by, 3 - begun_by]
 
 
+def test_a_signal_to_one_stops_all(tmp_path):
+    ended = shared_run(tmp_path / "run", other=lambda: signalled_after(3, signal.SIGTERM))
+    assert [code for code, _ in ended] == [143, 143]
+    assert Run(tmp_path / "run").checkpoint_numbers()
+
+
 def test_a_killed_process_ends_the_run(tmp_path):
-    (code, error), (killed, _) = shared_run(tmp_path / "run", other=lambda: killed_after(3))
+    (code, error), (killed, _) = shared_run(tmp_path / "run", other=lambda: signalled_after(3))
     assert (code, killed) == (ResourceError.exit_code, -signal.SIGKILL)
     assert "killed" in str(error)
     assert Run(tmp_path / "run").status["state"] == "failed"
 
 
 def test_the_others_outlive_process_0_briefly(tmp_path):
-    (killed, _), (code, error) = shared_run(tmp_path / "run", first=lambda: killed_after(3))
+    (killed, _), (code, error) = shared_run(tmp_path / "run", first=lambda: signalled_after(3))
     assert (code, killed) == (ResourceError.exit_code, -signal.SIGKILL)
     assert "killed" in str(error)
 

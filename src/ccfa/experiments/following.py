@@ -11,7 +11,7 @@ from ccfa.experiments.experiment import Resolved, experiment_of, resolve
 from ccfa.experiments.run_directory import differences, two_columns
 from ccfa.experiments.running import AgreedStop, acceleration_of, evaluate, stoppable
 from ccfa.learning import Learner, Observer, Progress
-from ccfa.learning.acceleration import Acceleration, memory_errors_explained
+from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.processes import Processes
 from ccfa.learning.state import restore
 from ccfa.settings import Experiment, Running
@@ -50,23 +50,22 @@ def follow(
         resolved = resolve(experiment_of(task["config"]), running.data_dir)
         if found := differences(task["config"], resolved.config):
             raise ModelError(f"It has other data or another method than process 0.\n{two_columns(found)}")
-        experiment, method = resolved.experiment, resolved.method
-        with memory_errors_explained(method.phases(resolved.stages[0])[0].batch_size):
-            learner = Learner(
-                method,
-                resolved.train,
-                seed=experiment.seed,
-                batch_seed=experiment.batch_seed,
-                device=acceleration_of(running)[0],
-                acceleration=Acceleration(**task["acceleration"]),
-                processes=processes,
-            )
-            follower = Follower(AgreedStop(stop, processes))
-            learner.observer, learner.on_pause = follower, follower.on_pause
-            place, tensors = processes.told()
-            if tensors:
-                restore(learner, tensors, place["learner"])
-            test = resolved.test.to(learner.device)
-            for stage in resolved.stages[place["num_done"] :]:
-                learner.learn(stage)
-                evaluate(learner, test.subset(test.rows(0, stage.num_seen)))
+        experiment = resolved.experiment
+        learner = Learner(
+            resolved.method,
+            resolved.train,
+            seed=experiment.seed,
+            batch_seed=experiment.batch_seed,
+            device=acceleration_of(running)[0],
+            acceleration=Acceleration(**task["acceleration"]),
+            processes=processes,
+        )
+        follower = Follower(AgreedStop(stop, processes))
+        learner.observer, learner.on_pause = follower, follower.on_pause
+        place, tensors = processes.told()
+        if tensors:
+            restore(learner, tensors, place["learner"])
+        test = resolved.test.to(learner.device)
+        for stage in resolved.stages[place["num_done"] :]:
+            learner.learn(stage)
+            evaluate(learner, test.subset(test.rows(0, stage.num_seen)))

@@ -33,6 +33,7 @@ from ccfa.models import Features
 TIMEOUT = timedelta(hours=2)
 FAREWELL = timedelta(seconds=10)  # how long the others wait for process 0 to end first; torchrun kills after 30 seconds
 SAVING = timedelta(minutes=5)  # the same without an error, where process 0 stores a checkpoint or writes its pages
+READING = timedelta(seconds=2)  # how long process 0 waits until another one knows that it ends
 _joined = itertools.count()
 
 
@@ -166,15 +167,21 @@ class Processes:
     def leave(self, error: BaseException | None) -> None:
         """End the connections. Process 0 leaves last, and is the one that reports an error."""
         code = exit_code(error) if error else 0
-        with suppress(RuntimeError):
+        with suppress(RuntimeError):  # the store may have ended with process 0
             if error and self.rank:
                 self.store.compare_set("failed", "", f"process {self.rank}: {error}")
             if self.rank == 0:
                 self.store.set("ended", str(code))
         dist.destroy_process_group()
-        patience = SAVING if error is None or isinstance(error, Stopped) else FAREWELL
-        if self.rank and self._message("ended", patience) and error:
-            raise SystemExit(code) from error
+        if self.rank == 0:  # the store ends with it, unless torchrun keeps it
+            for rank in range(1, self.number):
+                if not self._message(f"left by {rank}", READING):
+                    break
+        elif self._message("ended", SAVING if error is None or isinstance(error, Stopped) else FAREWELL):
+            with suppress(RuntimeError):
+                self.store.set(f"left by {self.rank}", "yes")
+            if error:
+                raise SystemExit(code) from error
 
 
 ALONE = Processes()

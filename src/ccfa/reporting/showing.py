@@ -52,7 +52,8 @@ def run(
 ) -> Run:
     """Run an experiment, or what is left of it, and write its page `report.html`.
 
-    A directory that holds a finished run of this experiment is not run again; an unfinished one is continued.
+    A directory that holds a finished run of this experiment is not run again; an unfinished one is continued. Under
+    torchrun all its processes share the run, and process 0 writes and prints.
 
     Args:
         experiment: What to run.
