@@ -186,22 +186,32 @@ def _safe(cell: Any) -> Any:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Store tensors and JSON facts in one safetensors file with one SHA-256 digest of both."""
+    write_atomically(path, packed(tensors, facts))
+
+
+def packed(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
+    """Return tensors and JSON facts as the content of a safetensors file."""
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(facts)
     # One entry: the order of several would be random, and equal content should make equal bytes.
-    write_atomically(path, save(stored, metadata={"ccfa": f"{_digest(stored, text)} {text}"}))
+    return save(stored, metadata={"ccfa": f"{_digest(stored, text)} {text}"})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return tensors and facts as they were stored; any change since then is a ModelError."""
     content = read_file(path, TENSOR_LIMIT)
     with damage_named(path):
-        tensors = load(content)  # checks the header, which is read once more for the facts
-        header = content[8 : 8 + int.from_bytes(content[:8], "little")]
-        digest, _, text = json.loads(header)["__metadata__"]["ccfa"].partition(" ")
-        if digest != _digest(tensors, text):
-            raise ValueError("its digest is wrong")
-        return tensors, _object(text)
+        return unpacked(content)
+
+
+def unpacked(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and facts that were packed; anything else is an error."""
+    tensors = load(content)  # checks the header, which is read once more for the facts
+    header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+    digest, _, text = json.loads(header)["__metadata__"]["ccfa"].partition(" ")
+    if digest != _digest(tensors, text):
+        raise ValueError("its digest is wrong")
+    return tensors, _object(text)
 
 
 def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:

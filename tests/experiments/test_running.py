@@ -209,13 +209,16 @@ def test_a_run_goes_on_with_the_device_and_precision_it_began_with(tmp_path):
 
 @pytest.mark.parametrize("off", [{}, {"compile": False}, {"graph": False}], ids=str)
 def test_what_was_switched_off_stays_off(tmp_path, monkeypatch, off):
-    monkeypatch.setattr(running, "pick_device", lambda name: torch.device(name))
+    for name in ("pick_device", "own_device"):
+        monkeypatch.setattr(running, name, torch.device)
     first = Acceleration("bf16", **{"compile": True, "graph": True, **off})
     surroundings = {"torch_device": "cuda", "acceleration": asdict(first)}
     directory = begun(tmp_path / "run", toy_resolved().config, surroundings)
     assert again(directory, device="auto")[1] == first
     assert again(directory, device="auto", compile=False, graph=False)[1] == Acceleration("bf16", False, False)
     directory.write_json("environment.json", {"torch_device": "cpu", "acceleration": asdict(Acceleration())})
+    assert again(directory, device="cuda")[1] == Acceleration("bf16", True, True)
+    directory.write_json("environment.json", {**surroundings, "processes": 2})  # for which everything is off
     assert again(directory, device="cuda")[1] == Acceleration("bf16", True, True)
 
 

@@ -43,6 +43,7 @@ from ccfa.learning.acceleration import (
     suit_threads,
 )
 from ccfa.learning.learner import EVALUATION_BATCH
+from ccfa.learning.processes import ALONE, Processes, own_device, require_shareable, several
 from ccfa.learning.state import restore, state_of
 from ccfa.plugins import loaded_plugins
 from ccfa.settings import Running
@@ -50,7 +51,7 @@ from ccfa.settings import Running
 DEFAULTS = Running()
 PHASE_SECONDS = 10.0  # the end of a phase is stored unless the last checkpoint is younger
 NETWORKS_PER_CHECKPOINT = 4  # the network, the previous one, the first one, and momentum
-DECIDES_BITS = ("ccfa", "commit", "torch", "numpy", "device", "threads", "acceleration")
+DECIDES_BITS = ("ccfa", "commit", "torch", "numpy", "device", "threads", "acceleration", "processes")
 TIME_LIMIT_CODE = 75
 # Clusters send SIGUSR1 or SIGUSR2 some time before they end a job.
 HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -74,19 +75,26 @@ def run(
     audience: Audience | None = None,
     stop: "Stop | None" = None,
     new: bool = False,
+    processes: Processes = ALONE,
 ) -> Report:
     """Run an experiment in a directory, or what is left of it, and return its report.
 
-    A finished run of the same experiment is not run again. With `new`, the directory must not hold a run.
+    A finished run of the same experiment is not run again. With `new`, the directory must not hold a run. Of several
+    processes, the first one calls this function and the others call `follow`.
     """
     experiment, (device, acceleration) = resolved.experiment, acceleration_of(running)
     if device.type == "cpu":
         suit_threads(math.prod(resolved.train.shape))  # before the threads are written down
-    begun_in = environment(device, acceleration) | {"at_once": running.at_once}
+    if processes.number > 1:
+        require_shareable(resolved.method)
+    begun_in = environment(device, acceleration, processes.number) | {"at_once": running.at_once}
     with directory.entered(resolved.config, begun_in, new):
-        if not directory.is_finished():
+        if directory.is_finished():
+            processes.tell({})
+        else:
             try:
                 directory.set_status("running")
+                processes.tell({"config": directory.config, "acceleration": asdict(acceleration)})
                 phases = resolved.method.phases(resolved.stages[0])
                 with memory_errors_explained(phases[0].batch_size if phases else EVALUATION_BATCH):
                     learner = Learner(
@@ -96,10 +104,10 @@ def run(
                         batch_seed=experiment.batch_seed,
                         device=device,
                         acceleration=acceleration,
+                        processes=processes,
                     )
-                    recorder = Recorder(
-                        directory, learner, audience or Silent(), stop or Stop(), running.checkpoint_minutes
-                    )
+                    stop = AgreedStop(stop or Stop(), processes)
+                    recorder = Recorder(directory, learner, audience or Silent(), stop, running.checkpoint_minutes)
                     _learn_all(resolved, recorder, running.first_stages)
             except BaseException as error:
                 _write_end(directory, error)
@@ -110,9 +118,10 @@ def run(
 
 
 def acceleration_of(running: Running) -> tuple[torch.device, Acceleration]:
-    """Return the device, and how fast to be on it."""
-    device = pick_device(running.device)
-    return device, Acceleration.for_device(device, running.precision, running.compile, running.graph)
+    """Return the device, and how fast to be on it; several processes neither compile nor capture their steps."""
+    device, alone = own_device(running.device), not several()
+    compiled, captured = running.compile and alone, running.graph and alone
+    return device, Acceleration.for_device(device, running.precision, compiled, captured)
 
 
 def finished(directory: Run, resolved: Resolved, running: Running) -> Report | None:
@@ -164,16 +173,20 @@ def running_again(directory: Run, running: Running) -> Running:
     except ModelError:
         begun = {}  # it is not needed to continue
     before = begun.get("acceleration")
-    device = str(begun.get("torch_device", "auto")) if running.device == "auto" else running.device
+    device = running.device
+    if device == "auto":
+        device = str(begun.get("torch_device", "auto"))
+        device = device.partition(":")[0] if several() else device  # each of several has its own number
     same_kind = str(begun.get("torch_device", "")).startswith(pick_device(device).type)
+    eager = begun.get("processes", 1) > 1  # whatever was asked for
     if not isinstance(before, dict) or not same_kind:
         before = {}
     return replace(
         running,
         device=device,
         precision=running.precision or before.get("precision"),
-        compile=running.compile and before.get("compile", True),
-        graph=running.graph and before.get("graph", True),
+        compile=running.compile and (eager or before.get("compile", True)),
+        graph=running.graph and (eager or before.get("graph", True)),
     )
 
 
@@ -324,11 +337,13 @@ def _learn_all(resolved: Resolved, recorder: Recorder, first_stages: Path | None
 
 def _continue(resolved: Resolved, recorder: Recorder) -> None:
     """Continue from the last checkpoint, if there is one."""
-    stored = recorder.directory.load_checkpoint()
+    stored, processes = recorder.directory.load_checkpoint(), recorder.learner.processes
     if stored is None:
         recorder.directory.cut_log(0)
+        processes.tell({"num_done": 0})
         return
     recorder.restore(stored, resolved.stages)
+    processes.tell({"num_done": len(recorder.rows), "learner": stored.state["learner"]}, stored.tensors)
     _note_surroundings(recorder, stored.number)
     for stage, row in zip(resolved.stages, recorder.rows, strict=False):
         recorder.audience.on_stage(stage, row)
@@ -394,7 +409,8 @@ def _write_results(resolved: Resolved, recorder: Recorder) -> None:
 
 def _note_surroundings(recorder: Recorder, number: int) -> None:
     """Warn about, and write down, what may change the last bits of the results of a continued run."""
-    directory, now = recorder.directory, environment(recorder.learner.device, recorder.learner.acceleration)
+    directory, learner = recorder.directory, recorder.learner
+    now = environment(learner.device, learner.acceleration, learner.processes.number)
     try:
         begun = directory.environment
     except ModelError:
@@ -445,8 +461,8 @@ def _write_end(directory: Run, error: BaseException) -> None:
             error.add_note(f"The traceback is in {directory.path / ERRORS}; the last checkpoint is kept.")
 
 
-def environment(device: torch.device, acceleration: Acceleration) -> dict[str, Any]:
-    """Return versions, commit, device, precision and threads as plain values, for environment.json."""
+def environment(device: torch.device, acceleration: Acceleration, num_processes: int = 1) -> dict[str, Any]:
+    """Return versions, commit, device, precision, threads and processes as plain values, for environment.json."""
     return {
         "ccfa": ccfa.__version__,
         "commit": _commit(),
@@ -457,6 +473,7 @@ def environment(device: torch.device, acceleration: Acceleration) -> dict[str, A
         "torch_device": str(device),
         "acceleration": asdict(acceleration),
         "threads": torch.get_num_threads(),
+        "processes": num_processes,
         "platform": platform.platform(),
     }
 
@@ -500,6 +517,19 @@ class Stop:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             raise KeyboardInterrupt
         self.code = 128 + number
+
+
+class AgreedStop(Stop):
+    """Stops all processes of a run at the same step, as soon as one of them should stop."""
+
+    def __init__(self, own: Stop, processes: Processes) -> None:
+        super().__init__()
+        self.own = own
+        self.processes = processes
+
+    def asked(self) -> int | None:
+        """The exit code if it is time to stop; every process asks equally often."""
+        return self.processes.largest(self.own.asked() or 0) or None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import has_torch_function_unary
 
 kernel: ModuleType | None = None
 if importlib.util.find_spec("triton"):
@@ -43,7 +44,8 @@ class Conv3x3(nn.Conv2d):
 
 def normalised(conv: Conv3x3, norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
     """norm(conv(x)); in training the kernel takes the batch's sums while it convolves, instead of reading it again."""
-    if kernel is None or norm.momentum is None or not (norm.training and conv.by_kernel(x)):
+    replaced = has_torch_function_unary(x)  # by a batch norm over the rows of several processes
+    if kernel is None or replaced or norm.momentum is None or not (norm.training and conv.by_kernel(x)):
         return norm(conv(x))
     y, sums = kernel.conv3x3_with_sums(x.bfloat16(), conv.weight, conv.stride[0])
     with torch.no_grad():

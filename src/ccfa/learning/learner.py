@@ -16,6 +16,7 @@ from ccfa.errors import DivergedError, ModelError, Notice, UsageError
 from ccfa.files import read_tensors, write_tensors
 from ccfa.learning.acceleration import Acceleration, images_on, pick_device, suit_threads
 from ccfa.learning.loop import Observer, Unobserved, batches, named_generator, optimise
+from ccfa.learning.processes import ALONE, Processes, require_shareable
 from ccfa.learning.state import PhaseAtWork, StoredPhase, new_network, restore, state_of
 from ccfa.methods import Budget, Method
 from ccfa.models import Network
@@ -71,6 +72,7 @@ class Learner:
         device: `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
         observer: Its methods are called after each batch and each epoch.
         acceleration: Precision, compilation and CUDA graphs; by default what suits the device.
+        processes: The processes that share the work, see `ccfa.learning.processes.joined`; by default this one alone.
 
     Example:
         >>> import ccfa, tempfile
@@ -98,8 +100,11 @@ class Learner:
         device: torch.device | str = "auto",
         observer: Observer | None = None,
         acceleration: Acceleration | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         _notice_untried_torch()
+        if processes.number > 1:
+            require_shareable(method)
         self.method = method
         self.device = pick_device(device) if isinstance(device, str) else device
         if self.device.type == "cpu":
@@ -109,6 +114,7 @@ class Learner:
         self.batch_seed = seed if batch_seed is None else batch_seed
         self.observer: Observer = observer or Unobserved()
         self.acceleration = acceleration or Acceleration.for_device(self.device)
+        self.processes = processes
         self.memory = ExemplarMemory(method.memory)
         self.terms = [term().to(self.device) for term in method.terms]
         for term in self.terms:
@@ -150,6 +156,7 @@ class Learner:
         self.network.head.num_auxiliary = auxiliary
         self.method.shape_network(self.network, stage.index)
         self.method.prepare(self)
+        self.processes.agree(self.network.state_dict().values())
 
     def optimise(self) -> None:
         """Run the stage's phases, or those that are left."""
@@ -163,6 +170,8 @@ class Learner:
         self._require_finite()
         for term in self.terms:
             term.conclude(self)
+        for module in (self.network, *self.terms):
+            self.processes.agree(module.state_dict().values())
         self.memory.update(self.select_new_exemplars())
         self.previous = self.network.frozen_copy()
         self.initial = self.initial or self.previous
@@ -287,6 +296,7 @@ class Learner:
         classes = self.new_classes()
         embeddings = [self.embeddings(rows) for rows in classes]
         chosen = self.method.select_exemplars(embeddings, quota, self.generator("exemplars"))
+        self.processes.agree(chosen)  # one memory, however many processes there are
         return [rows[picked] for rows, picked in zip(classes, chosen, strict=True)]
 
     def _new_network(self) -> Network:
@@ -330,5 +340,6 @@ class Learner:
         found = []
         for part in parts:
             self.on_pause()
-            found.append(function(transform(part.to(self.device))))
+            own = function(transform(part[self.processes.own(len(part))].to(self.device)))
+            found.append(self.processes.whole(own, len(part)))
         return torch.cat(found)

@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn, optim
 from ccfa.data import Stage
 from ccfa.errors import DivergedError, ModelError
 from ccfa.learning.acceleration import memory_errors_explained
+from ccfa.learning.processes import ALONE, Processes
 from ccfa.learning.state import PhaseAtWork, StoredPhase
 from ccfa.learning.step import step_losses
 from ccfa.methods import Phase
@@ -77,7 +78,7 @@ def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredP
 
     def step(rows: Tensor, images: Tensor | None = None) -> dict[str, Tensor]:
         losses = step_losses(learner, rows, phase, draws, images)
-        descend(losses["loss"], optimiser, parameters, phase.clip_value, phase.clip_norm)
+        descend(losses["loss"], optimiser, parameters, phase.clip_value, phase.clip_norm, learner.processes)
         return {name: loss.detach() for name, loss in losses.items()}
 
     set_modes(learner.network, phase)
@@ -96,10 +97,12 @@ def descend(
     parameters: list[nn.Parameter],
     clip_value: float | None = None,
     clip_norm: float | None = None,
+    processes: Processes = ALONE,
 ) -> None:
     """Move the phase's parameters one step down the loss."""
     optimiser.zero_grad()
     loss.backward(inputs=parameters)
+    processes.average_gradients(parameters)
     if clip_value is not None:
         nn.utils.clip_grad_value_(parameters, clip_value)
     if clip_norm is not None:

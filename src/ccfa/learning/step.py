@@ -7,6 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from ccfa.augmentation import MixedImages, Samples, classification_loss
+from ccfa.learning.shared_batch_norm import shared_batch_norm
 from ccfa.methods import Phase, Step
 from ccfa.models import Features, Network
 
@@ -22,19 +23,24 @@ def step_losses(
     `images` are those of the rows if the training set is streamed: a captured step cannot read a file.
     """
     method, head, aside = learner.method, learner.network.head, learner.acceleration.aside
+    processes = learner.processes
     previous = learner.previous if learner.terms and phase.use_terms else None
     images = learner.train.images[rows] if images is None else images
     mixed = mixed_images(learner, images, learner.train.labels[rows], phase, generator)
-    before = aside("previous", learner.device, partial(frozen_features, learner, previous, mixed)) if previous else None
-    features = learner.acceleration.features(learner.network.backbone, mixed.images, mixed.mixing)
+    part, num_images = processes.part(mixed), len(mixed.images)
+    before = aside("previous", learner.device, partial(frozen_features, learner, previous, part)) if previous else None
+    with shared_batch_norm(processes):
+        own = learner.acceleration.features(learner.network.backbone, part.images, part.mixing)
+    features = processes.whole_features(own, num_images)
     real = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)
     samples = aside("samples", learner.device, partial(augmented, learner, real, len(rows), phase, generator))
 
     penalties: dict[str, Tensor] = {}
     if previous and before:
-        old = previous.head, before()
+        own_old = before()
+        old = previous.head, processes.whole_features(own_old, num_images)
         step = Step(learner.stage, mixed.labels[:, 0], head, features, *old, generator, real, samples)
-        penalties = {term.name: term(step) for term in learner.terms}
+        penalties = {term.name: processes.penalty(term, step, own, own_old) for term in learner.terms}
     weight = method.classification_weight(learner.stage) if phase.use_terms else 1.0
     losses = {"classification": weight * classification_loss(samples(), head, method.criterion), **penalties}
     losses["loss"] = torch.stack(list(losses.values())).sum()

@@ -5,7 +5,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, get_type_hints
+from typing import Any, ClassVar, Protocol, get_type_hints
 
 import torch
 from torch import Generator, Tensor, nn, optim
@@ -66,6 +66,10 @@ class LearnerView(Protocol):
 
 class Term(nn.Module, ABC):
     """A penalty of L_dist, logged under its name. What it remembers between stages must be in its buffers."""
+
+    # Whether it is a mean over the rows of a batch and does not read `share`. Of several processes, each then computes
+    # that of its own rows. Other terms see the features of all rows, and the maps that they read have to be gathered.
+    is_row_mean: ClassVar[bool] = False
 
     def __init__(self, name: str) -> None:
         super().__init__()

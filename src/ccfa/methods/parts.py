@@ -143,7 +143,9 @@ class Phases:
 
 
 class EmbeddingDistillation(Term):
-    """weight * factor(stage) * loss(Z_{k-1}, Z_k)."""
+    """weight * factor(stage) * loss(Z_{k-1}, Z_k), where the loss is a mean over rows."""
+
+    is_row_mean = True
 
     def __init__(self, name: str, weight: float, factor: Callable[[Stage], float], loss: Callable[..., Tensor]) -> None:
         super().__init__(name)

@@ -16,6 +16,7 @@ from ccfa.evaluation import DEFINITIONS, Report
 from ccfa.experiments import Run, resolve
 from ccfa.experiments import sweep as sweeping
 from ccfa.experiments.experiment import Resolved
+from ccfa.experiments.following import follow
 from ccfa.experiments.running import (
     DEFAULTS,
     Audience,
@@ -29,6 +30,7 @@ from ccfa.experiments.sweep import Outcome, Swept, experiments_of
 from ccfa.experiments.tables import Result, store_result
 from ccfa.files import require_place
 from ccfa.learning.acceleration import describe_device
+from ccfa.learning.processes import ALONE, Processes, joined, several
 from ccfa.plugins import load_plugin
 from ccfa.reporting.comparison import Comparison, compare_entries, grouped, setting, show_comparison
 from ccfa.reporting.page import read_pictures, write_page
@@ -50,7 +52,8 @@ def run(
 ) -> Run:
     """Run an experiment, or what is left of it, and write its page `report.html`.
 
-    A directory that holds a finished run of this experiment is not run again; an unfinished one is continued.
+    A directory that holds a finished run of this experiment is not run again; an unfinished one is continued. Under
+    torchrun all its processes share the run, and process 0 writes and prints.
 
     Args:
         experiment: What to run.
@@ -72,21 +75,26 @@ def run(
     console = console or Console(quiet=True)
     require_ready(running)
     directory = Run(Path(out) if out else Path("runs") / experiment.name)
-    if new:
-        directory.require_new()
-    require_place(directory.path)
-    if results:
-        require_place(results)
-    resolved = resolve(experiment, running.data_dir)
-    report = None if new else finished(directory, resolved, running)
-    if report:
-        console.print(f"{directory.path} holds this experiment already:", soft_wrap=True)
-    else:
-        report = _run_shown(resolved, directory, running, console, new)
-    if results:
-        store_result(report, results)
-    show_result(report, directory.path, resolved, console)
-    return directory
+    with joined(running.device) as processes:
+        if processes.rank:
+            follow(running, processes)
+            return directory
+        if new:
+            directory.require_new()
+        require_place(directory.path)
+        if results:
+            require_place(results)
+        resolved = resolve(experiment, running.data_dir)
+        report = None if new else finished(directory, resolved, running)
+        if report:
+            processes.tell({})
+            console.print(f"{directory.path} holds this experiment already:", soft_wrap=True)
+        else:
+            report = _run_shown(resolved, directory, running, console, new, processes)
+        if results:
+            store_result(report, results)
+        show_result(report, directory.path, resolved, console)
+        return directory
 
 
 def resume(path: Path | str, running: Running = DEFAULTS, *, console: Console | None = None) -> Run:
@@ -109,25 +117,40 @@ def resume(path: Path | str, running: Running = DEFAULTS, *, console: Console | 
     """
     console, directory = console or Console(quiet=True), Run(Path(path))
     require_ready(running)
-    if directory.is_finished():
-        show_finished(directory, running.data_dir, console)
+    with joined(running.device) as processes:
+        if processes.rank:
+            follow(running, processes)
+            return directory
+        if directory.is_finished():
+            processes.tell({})
+            show_finished(directory, running.data_dir, console)
+            return directory
+        again = running_again(directory, running)
+        resolved = resolve_again(directory, running.data_dir)
+        report = _run_shown(resolved, directory, again, console, processes=processes)
+        show_result(report, directory.path, resolved, console)
         return directory
-    again = running_again(directory, running)
-    resolved = resolve_again(directory, running.data_dir)
-    show_result(_run_shown(resolved, directory, again, console), directory.path, resolved, console)
-    return directory
 
 
-def _run_shown(resolved: Resolved, directory: Run, running: Running, console: Console, new: bool = False) -> Report:
+def _run_shown(
+    resolved: Resolved,
+    directory: Run,
+    running: Running,
+    console: Console,
+    new: bool = False,
+    processes: Processes = ALONE,
+) -> Report:
     """Run, or go on running, until the end or until a signal or the time limit stops it."""
     for note in resolved.notes:
         console.print(f"note: {note}", soft_wrap=True)
-    console.print(f"{resolved.headline} on {describe_device(acceleration_of(running)[0])}", soft_wrap=True)
+    device = describe_device(acceleration_of(running)[0])
+    shared = f", shared by {processes.number} processes" if processes.number > 1 else ""
+    console.print(f"{resolved.headline} on {device}{shared}", soft_wrap=True)
     with stoppable(running.max_minutes) as stop:
         try:
             with Display(resolved, console) as display:
                 audience: Audience = TensorBoard(directory, display) if running.tensorboard else display
-                return experiments.run(resolved, directory, running, audience, stop, new)
+                return experiments.run(resolved, directory, running, audience, stop, new, processes)
         except (Exception, Stopped) as ended:
             _show_page(directory, resolved, console, ended)
             raise
@@ -164,6 +187,11 @@ def sweep(
     [True, True]
     """
     console, out = console or Console(quiet=True), Path(out)
+    if several():
+        raise UsageError(
+            "torchrun shares one run among its processes, so it is for `ccfa run` and `ccfa resume`. Start a sweep "
+            "without it; --at-once runs several experiments on one GPU."
+        )
     require_ready(running)
     if results:
         require_place(results)
@@ -226,6 +254,8 @@ def require_ready(running: Running) -> None:
             "--tensorboard needs the package tensorboard, which is not installed. "
             "Install it with: pip install 'ccfa[tensorboard]' (or pip install tensorboard), or leave --tensorboard out."
         )
+    if running.first_stages and several():
+        raise UsageError("--first-stages is for runs of one process. Leave it out under torchrun.")
     if running.first_stages:
         require_place(running.first_stages)
     for path in running.plugin:

@@ -1,0 +1,151 @@
+"""Several processes with one learner: the same training as by one, and one memory."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ccfa.augmentation.mixing import ManifoldMixup
+from ccfa.errors import UsageError
+from ccfa.learning import Learner
+from ccfa.learning.processes import ALONE, Processes, joined, own_device, several
+from ccfa.learning.shared_batch_norm import shared_batch_norm
+from ccfa.methods import METHODS, Step, Term, with_image_augmentation
+from teams import together
+from toys import STAGES, Recorder, plugged, rows_of, tiny, toy_images
+
+# What one rounding changes stays this small in a toy run of these methods.
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def trained(method, processes):
+    """The losses, the exemplars, the weights and the predictions of a toy run."""
+    recorder = Recorder()
+    learner = Learner(method, toy_images(), observer=recorder, device="cpu", processes=processes)
+    predictions = []
+    for stage in STAGES:
+        learner.learn(stage)
+        predictions.append(learner.predict(toy_images(seed=1).images).tolist())
+    losses = [loss for _, losses in recorder.batches for loss in losses.values()]
+    weights = {name: tensor.numpy() for name, tensor in learner.network.state_dict().items()}
+    return losses, rows_of(learner.memory.classes), weights, predictions
+
+
+def agrees_with_one_process(method, number=2):
+    losses, exemplars, weights, predictions = trained(method, ALONE)
+    found = together(partial(trained, method), number)
+    np.testing.assert_allclose(found[0][0], losses, **CLOSE)
+    assert found[0][1] == exemplars
+    assert found[0][3] == predictions
+    for name, expected in weights.items():
+        np.testing.assert_allclose(found[0][2][name], expected, rtol=1e-3, atol=1e-4)
+    for other in found[1:]:  # to the last bit, or the processes would drift apart
+        assert other[:2] == found[0][:2]
+        assert all(np.array_equal(other[2][name], found[0][2][name]) for name in weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "augmentation"),
+    [("replay", "mixup"), ("podnet", "nothing"), ("podnet", "ccfa"), ("icarl", "nothing")],
+)
+def test_two_processes_train_as_one(name, augmentation):
+    agrees_with_one_process(plugged(tiny(name), augmentation))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_with_uneven_parts(name):
+    agrees_with_one_process(tiny(name, epochs=1), number=3)
+
+
+class MapsAtOnce(Term):
+    """A penalty of all maps together, which is no mean over rows."""
+
+    def __init__(self) -> None:
+        super().__init__("maps")
+
+    def forward(self, step: Step) -> torch.Tensor:
+        pairs = zip(step.previous_features.maps, step.features.maps, strict=True)
+        return torch.stack([(old - new).square().sum() for old, new in pairs]).sum().sqrt()
+
+
+def test_a_term_may_read_all_maps():
+    agrees_with_one_process(replace(tiny("replay"), terms=(MapsAtOnce,)))
+
+
+def normalised(images, slope, processes):
+    """The rows of this process after batch norm, their gradient, and what the layer has learned and remembered."""
+    rows = processes.own(len(images))
+    norm, x = nn.BatchNorm2d(3).double(), images[rows].clone().requires_grad_()
+    with shared_batch_norm(processes):
+        y = norm(x)
+    # Gradients are multiplied by the number of processes, of which the mean is taken.
+    (processes.number * (slope[rows] * y).sum()).backward()
+    processes.average_gradients(norm.parameters())
+    learned = [norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var]
+    return [tensor.detach().numpy() for tensor in (y, x.grad / processes.number, *learned)]
+
+
+@pytest.mark.parametrize("num_images", [7, 1])
+def test_batch_norm_of_all_rows(num_images):
+    """Also where a process has no rows."""
+    draws = torch.Generator().manual_seed(0)
+    images, slope = torch.randn(2, num_images, 3, 4, 2, generator=draws, dtype=torch.float64)
+    expected = normalised(images, slope, ALONE)
+    found = together(partial(normalised, images, slope))
+    for part in (0, 1):
+        np.testing.assert_allclose(np.concatenate([own[part] for own in found]), expected[part], rtol=1e-10)
+    for own in found:
+        for value, wanted in zip(own[2:], expected[2:], strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-10)
+
+
+def test_evaluation_uses_running_statistics():
+    images = torch.randn(4, 3, 2, 2)
+    layer = nn.BatchNorm2d(3).eval()
+    with shared_batch_norm(Processes(0, 2)):  # nobody else is there to ask
+        assert torch.equal(layer(images), F.batch_norm(images, layer.running_mean, layer.running_var))
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+@pytest.mark.parametrize("num_rows", [0, 3, 16])
+def test_every_row_has_one_process(number, num_rows):
+    rows = list(range(num_rows))
+    assert [row for rank in range(number) for row in rows[Processes(rank, number).own(num_rows)]] == rows
+
+
+def told(processes):
+    if processes.rank == 0:
+        processes.tell({"stage": 1}, {"rows": torch.tensor([3, 5])})
+        return None
+    facts, tensors = processes.told()
+    return facts, tensors["rows"].tolist()
+
+
+def test_process_0_tells_the_others():
+    assert together(told, 3)[1:] == [({"stage": 1}, [3, 5])] * 2
+
+
+def test_manifold_mixup_is_refused():
+    method = with_image_augmentation(tiny("replay"), ManifoldMixup())
+    with pytest.raises(UsageError, match="Manifold Mixup"):
+        Learner(method, toy_images(), device="cpu", processes=Processes(0, 2))
+
+
+def test_without_torchrun_there_is_one_process(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")  # some clusters set it for other reasons
+    assert not several()
+    with joined("cpu") as processes:
+        assert processes is ALONE
+
+
+def test_a_numbered_gpu_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(UsageError, match="cuda:1"):
+        own_device("cuda:1")
+    assert own_device("cpu") == torch.device("cpu")
