@@ -1,6 +1,7 @@
 """Is it worth it? Ways to learn ten classes of photos and later ten more, without the first photos.
 
     python benchmarks/photos.py --data-dir DIR --weights FILE --photos 60
+    python benchmarks/photos.py --data-dir DIR --weights FILE --photos 60 --add-ten
 
 The photos are images of CIFAR-100, of classes that the weights have never seen: those are of a ResNet-32 trained on the
 first 50 classes of the order podnet-0. Each way is a model made by `ccfa learn` in two updates. It is measured on the
@@ -18,8 +19,21 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from ccfa import ImageSet, Learning, Method, Running, learn, load, register_method
-from ccfa.data import class_order
+from ccfa import (
+    Experiment,
+    ImageSet,
+    Learning,
+    Method,
+    Model,
+    Running,
+    learn,
+    load,
+    register_data,
+    register_method,
+    run,
+)
+from ccfa.data import CIFAR100_PODNET, class_order
+from ccfa.deployment.runs import model_of_run
 from ccfa.methods import METHODS
 from ccfa.models import Network
 
@@ -74,17 +88,62 @@ def write_photos(images: ImageSet, labels: range, folder: Path, count: int) -> P
     return folder
 
 
+def add_ten(train: ImageSet, test: ImageSet, given: argparse.Namespace, place: Path) -> None:
+    """Ten classes for a model of fifty, which is a run of the read-out on the frozen backbone that has learned them."""
+
+    @register_data("cifar-fifty", options={"transforms": CIFAR100_PODNET})
+    def fifty() -> tuple[ImageSet, ImageSet]:
+        return tuple(  # type: ignore[return-value]
+            ImageSet(part.images[rows], part.labels[rows], part.class_names[:50])
+            for part in (train, test)
+            for rows in [part.rows(0, 50)]
+        )
+
+    running = Running(device="cpu")
+    experiment = Experiment(
+        "ranpac",
+        data="cifar-fifty",
+        scenario="50",
+        backbone="resnet32-podnet",
+        weights=given.weights,
+        options={"epochs": 0},
+    )
+    model = model_of_run(run(experiment, place / "run", running).path, place / "fifty")
+    began = time.monotonic()
+    after = learn(place / "fifty", write_photos(train, range(50, 60), place / "ten", given.photos), None, running)
+    seconds = time.monotonic() - began
+
+    def accuracy(one: Model, first: int, last: int) -> float:
+        rows = test.rows(first, last)
+        names = [found.name for found in one.predict(test.images[rows], top=1)]
+        truth = [test.class_names[label] for label in test.labels[rows].tolist()]
+        return sum(a == b for a, b in zip(names, truth, strict=True)) / len(truth)
+
+    row = {
+        "photos": given.photos,
+        "fifty_before": round(100 * accuracy(model, 0, 50), 2),
+        "fifty_after": round(100 * accuracy(after, 0, 50), 2),
+        "ten": round(100 * accuracy(after, 50, 60), 2),
+        "seconds": round(seconds, 1),
+    }
+    print(json.dumps(row), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--weights", required=True)
     parser.add_argument("--photos", type=int, default=60)
     parser.add_argument("--only", nargs="*")
+    parser.add_argument("--add-ten", action="store_true", help="add ten classes to a model of fifty instead")
     parser.add_argument("--out", type=Path, default=Path("photos.jsonl"))
     given = parser.parse_args()
     train, test = (part.reorder(class_order("podnet-0", 100, "cifar100")) for part in load("cifar100", given.data_dir))
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
+        if given.add_ten:
+            add_ten(train, test, given, place)
+            return
         first, second = range(50, 60), range(60, 70)
         for name, labels in (("first", first), ("second", second)):
             write_photos(train, labels, place / name, given.photos)

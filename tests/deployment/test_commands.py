@@ -3,15 +3,20 @@
 import csv
 import io
 import json
+import re
+import shlex
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import ccfa
-from commands import contents
+from commands import COMMAND, contents, environment
 from pictures import QUICK, SIZE, draw
 
+ROOT = Path(__file__).parents[2]
 WORDS = [
     "--method",
     "replay",
@@ -137,3 +142,32 @@ def test_run_becomes_a_model(call, tmp_path):
     assert code == 0
     assert "10 classes" in out
     assert call("model", tmp_path / "run", tmp_path / "model")[0] == 2
+
+
+@pytest.mark.slow
+def test_commands_of_the_readme(tmp_path):
+    """From an empty folder to an exported model of ten classes, and back."""
+    pytest.importorskip("onnxruntime")
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Your own photos")[2].partition("\n## ")[0]
+    lines = [shlex.split(line, comments=True) for line in re.findall(r"^    (.+)$", section, flags=re.MULTILINE)]
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    photo = "photos/second/moon/000.jpg"
+    told = []
+    for words in lines:
+        if words[:2] == ["ccfa", "undo"]:
+            photos = sorted((tmp_path / "photos/second").rglob("*.jpg"))
+            names = [one.name for one in ccfa.load_model(tmp_path / "shapes").predict(photos)]
+            script = [sys.executable, "examples/use_exported_model.py", "shapes.onnx", *map(str, photos)]
+            exported = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+            found = re.findall(r"^.*\.jpg: (\w+) 0\.\d+$|^.*\.jpg: (\w+) 1\.0", exported, flags=re.MULTILINE)
+            assert [first or second for first, second in found] == names
+        first = {"python": [sys.executable], "ccfa": COMMAND}.get(words[0], words[:1])
+        done = subprocess.run([*first, *words[1:]], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        told.append(done.stdout)
+    assert "5 classes" in told[-1]
+    assert photo in told[-2]
+    accuracy = re.search(r"recognised: (\d+)", told[lines.index(["ccfa", "evaluate", "shapes", "photos/second"])])
+    assert accuracy
+    assert int(accuracy[1]) > 60
+    assert len(ccfa.load_model(tmp_path / "shapes").class_names) == 5

@@ -33,6 +33,7 @@ from ccfa.models import BACKBONES
 from ccfa.models.pretrained import timm_model, untrained
 from ccfa.settings import Experiment, Learning, Running
 
+DEFAULT_METHOD = "ranpac"  # chosen by benchmarks/photos.py; it keeps no photos
 PHOTOS = "./photos"  # the data set of a model's experiment: any folder, whose defaults it takes
 HELD_OUT_SHARE = 4  # of the images that are kept, one in so many more is kept to measure with
 FEW = 5  # photos of a class
@@ -130,6 +131,11 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
     train, held_out = _images(photos, before, (*known, *new), asked, more, experiment.seed)
     index = int(before.config["learner"]["stage"][0]) + 1 if before else 0
     stage = Stage(index if new else index - 1, len(known), len(known) + len(new))
+    if not before and untrained(method.backbone) is method.backbone:
+        notes.append(
+            "The backbone starts from random weights. A pretrained one, such as --backbone timm:resnet18.a1_in1k, "
+            "recognises far more of a small folder (see docs/photos.md)."
+        )
     if stage.num_seen == 1:
         notes.append("There is one class only, so every prediction is right. Learn a second one.")
     return Plan(
@@ -152,8 +158,14 @@ def _learns_more(method: Method) -> bool:
 
 
 def _new_experiment(asked: Learning) -> Experiment:
+    """The method and its options. Without a method, a pretrained backbone is taken as it is."""
+    options = dict(asked.options)
+    is_timm = (asked.backbone or options.get("backbone", "")).startswith("timm:")
+    weights = asked.weights or ("pretrained" if is_timm else "none")
+    if asked.method is None and weights != "none":
+        options.setdefault("epochs", "0")
     return Experiment(
-        asked.method or "podnet",
+        asked.method or DEFAULT_METHOD,
         ccfa=asked.ccfa,
         data=PHOTOS,
         seed=asked.seed or 0,
@@ -161,7 +173,7 @@ def _new_experiment(asked: Learning) -> Experiment:
         backbone=asked.backbone,
         weights=asked.weights,
         image_size=asked.image_size,
-        options=asked.options,
+        options=options,
     )
 
 
@@ -173,8 +185,11 @@ def _require_same(model: Model, asked: Learning) -> None:
         "--ccfa": (asked.ccfa or None, is_.ccfa),
         "--image-size": (asked.image_size, model.framing.size),
         "--seed": (asked.seed, is_.seed),
-        "--set": (asked.options or None, is_.options),
+        "--backbone": (asked.backbone, is_.options.get("backbone")),
+        "--set": (asked.options or None, {name: is_.options.get(name) for name in asked.options}),
     }
+    if asked.weights is not None:
+        raise UsageError("--weights are what a new model starts from; this model has learned its own.")
     for name, (wanted, has) in given.items():
         if wanted is not None and wanted != has:
             raise UsageError(f"The model has {name} {has}, and {name} {wanted} would make another one of it.")
