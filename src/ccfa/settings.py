@@ -126,12 +126,11 @@ class Experiment(Setting, _One):  # the fields of the last base come first
         'digits-podnet-ccfa-seed3'
         """
         parts = [Path(self.data).name, self.scenario, self.order, self.method, self.mix, "ccfa" if self.ccfa else None]
-        timm = self.options.get("backbone", "").startswith("timm:")
         named = {
             "m": self.memory,
             "total": self.memory_total,
             "val": self.validation or None,
-            "size": None if self.image_size == 64 and not timm else self.image_size,
+            "size": self.image_size if self._has_own_size else None,
             "skip-bad": "" if self.skip_bad else None,
             "recursive": "" if self.recursive else None,
             "seed": self.seed,
@@ -152,7 +151,14 @@ class Experiment(Setting, _One):  # the fields of the last base come first
         >>> Experiment("podnet", ccfa=True, options={"epochs": "10"}).arguments()
         ['podnet', '--data', 'digits', '--seed', '0', '--ccfa', '--set', 'epochs=10']
         """
-        return [self.method, *command_words(self, always=("data", "seed"), never=("method",))]
+        never = ("method",) if self._has_own_size else ("method", "image_size")
+        return [self.method, *command_words(self, always=("data", "seed"), never=never)]
+
+    @property
+    def _has_own_size(self) -> bool:
+        """Whether the image size is another than the default of the backbone."""
+        timm = self.options.get("backbone", "").startswith("timm:")
+        return self.image_size is not None and (self.image_size != 64 or timm)
 
 
 @dataclass(frozen=True)

@@ -143,9 +143,9 @@ def test_it_acts_only_where_it_may(changes, expected, monkeypatch):
             calls.add((stage.index, phases[-1]))
             return super().__call__(images, labels, stage, generator)
 
-    def noted(learner, rows, phase, generator):
+    def noted(learner, rows, phase, generator, images):
         phases.append(phase.name)
-        return step_losses(learner, rows, phase, generator)
+        return step_losses(learner, rows, phase, generator, images)
 
     phases = []
     monkeypatch.setattr("ccfa.learning.loop.step_losses", noted)

@@ -139,9 +139,9 @@ def test_held_out_images_are_never_trained_on(loss, budget, per_class, monkeypat
     trained: dict[str, set[int]] = {"main": set(), "correction": set()}
     balance = []
 
-    def noted(learner, rows, phase, generator):
+    def noted(learner, rows, phase, generator, images):
         trained[phase.name].update(rows.tolist())
-        return step_losses(learner, rows, phase, generator)
+        return step_losses(learner, rows, phase, generator, images)
 
     monkeypatch.setattr("ccfa.learning.loop.step_losses", noted)
     learner = Learner(with_memory(tiny("bic", epochs=1, loss=loss), budget), toy_images(per_class=per_class))
