@@ -106,7 +106,7 @@ def add_ten(train: ImageSet, test: ImageSet, given: argparse.Namespace, place: P
         scenario="50",
         backbone="resnet32-podnet",
         weights=given.weights,
-        options={"epochs": 0},
+        options={"epochs": 0, "balanced": True},
     )
     model = model_of_run(run(experiment, place / "run", running).path, place / "fifty")
     began = time.monotonic()

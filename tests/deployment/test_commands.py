@@ -68,6 +68,22 @@ def test_learn_predict_evaluate_undo(call, place):
     assert call("undo", model)[0] == 2
 
 
+def test_more_photos_of_known_classes_alone(call, tmp_path):
+    words = ["--method", "ranpac", "--image-size", SIZE, "--set", "backbone=small", "epochs=2", "projection=20"]
+    assert call("learn", tmp_path / "model", draw(tmp_path / "first", "abc"), *words)[0] == 0
+    code, out, _ = call("learn", tmp_path / "model", draw(tmp_path / "more", "ab", seed=2), "--more")
+    assert code == 0
+    assert "Learned more photos of a, b" in out
+    assert call("learn", tmp_path / "model", tmp_path / "more", "--more")[0] == 2
+
+
+def test_a_folder_without_photos_does_not_stop_the_rest(call, place):
+    (place / "empty").mkdir()
+    code, out, err = call("predict", place / "model", place / "empty", place / "first/a", "--format", "json")
+    assert (code, len(out.splitlines())) == (0, 11)
+    assert "1 file of 11" in err
+
+
 def test_predictions_as_json_lines(call, place):
     code, out, _ = call("predict", place / "model", place / "first", "--format", "json", "--top", 2)
     rows = [json.loads(line) for line in out.splitlines()]

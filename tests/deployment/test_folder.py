@@ -8,10 +8,20 @@ import pytest
 import torch
 from PIL import Image
 
+from ccfa.deployment import folder as folder_module
 from ccfa.deployment.folder import Images, ModelFolder, State
 from ccfa.errors import LockedError, ModelError, UsageError
 from children import started, wait
 from commands import contents
+
+UPDATE = {
+    "date": "2026-01-01",
+    "new_classes": ["a"],
+    "photos": 2,
+    "held_out": 1,
+    "measured_classes": 2,
+    "accuracy": 1.0,
+}
 
 
 def state(number, num_classes=2):
@@ -20,9 +30,24 @@ def state(number, num_classes=2):
     images += torch.arange(2 * num_classes, dtype=torch.uint8)[:, None, None, None]
     config = {
         "state": number,
-        "classes": [{"name": f"class {label}"} for label in range(num_classes)],
-        "preprocessing": {"channels": 3, "size": 4},
-        "updates": [{}] * number,
+        "classes": [
+            {"name": f"class {label}", "stage": 0, "images": 2, "memory": 2, "held_out": 1, "accuracy": 1.0}
+            for label in range(num_classes)
+        ],
+        "experiment": {"method": "replay", "ccfa": False},
+        "backbone": "small",
+        "head": "LinearHead",
+        "rule": "logits",
+        "preprocessing": {
+            "channels": 3,
+            "size": 4,
+            "crop": 1.0,
+            "interpolation": "bilinear",
+            "mean": [0.5],
+            "std": [0.5],
+        },
+        "calibration": {"error": None},
+        "updates": [UPDATE] * number,
     }
     network = {"weight": torch.full((3,), float(number))}
     kept = Images(images, labels)
@@ -38,7 +63,7 @@ def stored(path, *numbers):
 
 
 def same(one, other):
-    assert (one.config, one.card) == (other.config, other.card)
+    assert one.config == other.config
     assert torch.equal(one.network["weight"], other.network["weight"])
     for kept, wanted in ((one.memory, other.memory), (one.held_out, other.held_out)):
         assert torch.equal(kept.images, wanted.images)
@@ -175,13 +200,65 @@ def test_a_missing_exemplar_is_damage(tmp_path):
         folder.read()
 
 
-def test_links_are_not_followed(tmp_path):
+def test_files_may_be_links_as_in_a_cache(tmp_path):
     folder = stored(tmp_path / "model", 1)
     elsewhere = tmp_path / "elsewhere"
     shutil.move(folder.path / "model.safetensors", elsewhere)
     (folder.path / "model.safetensors").symlink_to(elsewhere)
-    with pytest.raises(ModelError):
+    assert same(folder.read(), state(1))
+    elsewhere.write_bytes(elsewhere.read_bytes()[:-1] + b"x")
+    with pytest.raises(ModelError, match="digest"):
         folder.read()
+
+
+@pytest.mark.parametrize("name", ["history", ".ready", ".next", ".discarded"])
+def test_no_folder_elsewhere_is_changed(tmp_path, name):
+    folder = stored(tmp_path / "model", 1)
+    victim = stored(tmp_path / "victim", 1, 2).path
+    before = contents(victim)
+    (folder.path / name).symlink_to(victim)
+    with pytest.raises(ModelError, match="link"), folder.held():
+        folder.replace(state(2))
+    assert contents(victim) == before
+
+
+def test_foreign_files_in_the_history_stay(tmp_path):
+    folder = stored(tmp_path / "model", 1, 2)
+    (folder.path / "history" / "notes.txt").write_text("mine")
+    with folder.held():
+        folder.replace(state(3), keep=0)
+    assert os.listdir(folder.path / "history") == ["notes.txt"]
+
+
+def test_undo_and_reading_keep_the_whole_history(tmp_path):
+    folder = ModelFolder(tmp_path / "model")
+    for number in range(1, 10):
+        with folder.held():
+            folder.replace(state(number), keep=20)
+    with folder.held():
+        folder.undo()
+    assert folder.earlier() == list(range(1, 8))
+
+
+def test_a_damaged_state_can_be_undone(tmp_path):
+    folder = stored(tmp_path / "model", 1, 2)
+    (folder.path / "config.json").write_text("{}")
+    with folder.held():
+        folder.undo()
+    assert folder.read().config["state"] == 1
+
+
+def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
+    folder = stored(tmp_path / "model", 1)
+    before = contents(folder.path)
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder_module, "write_json", full)
+    with pytest.raises(OSError, match="space"), folder.held():
+        folder.replace(state(2))
+    assert contents(folder.path) == before
 
 
 def test_second_writer_is_refused(tmp_path):

@@ -22,8 +22,7 @@ def test_classifier_agrees_with_the_learner(name):
     learner = learned(tiny(name))
     nearest = rule_name(learner.method.predict) == "nearest_mean"
     directions = learner.class_means() if len(learner.memory) else None
-    transforms = learner.method.transforms
-    classifier = Classifier(learner.network, transforms.mean, transforms.std, 1.0, directions, nearest)
+    classifier = Classifier(learner.network, learner.method.transforms, 1.0, directions, nearest)
     images = toy_images(seed=3).images
     assert score(classifier, images)[0].argmax(axis=1).tolist() == learner.predict(images).tolist()
     assert split(6, 2, 2)[-1] == learner.stage

@@ -311,7 +311,7 @@ def _same_images(
     """Pairs of files with the same image: in one class, and in two; published data sets have some of both."""
     first: dict[bytes, tuple[int, Path]] = {}
     duplicates, conflicts = [], []
-    for digest, (label, path) in zip(_digests(images), files, strict=True):
+    for digest, (label, path) in zip(image_digests(images), files, strict=True):
         earlier_label, earlier = first.setdefault(digest, (label, path))
         if earlier_label != label:
             conflicts.append((earlier, path))
@@ -321,11 +321,12 @@ def _same_images(
 
 
 def _num_shared(train: ImageSet, test: ImageSet) -> int:
-    known = set(_digests(train.images.numpy()))
-    return sum(digest in known for digest in _digests(test.images.numpy()))
+    known = set(image_digests(train.images.numpy()))
+    return sum(digest in known for digest in image_digests(test.images.numpy()))
 
 
-def _digests(images: Pixels) -> list[bytes]:
+def image_digests(images: Pixels) -> list[bytes]:
+    """Return 16 bytes for each image, by which the same image is recognised."""
     return [hashlib.blake2b(image.data, digest_size=16).digest() for image in images]
 
 

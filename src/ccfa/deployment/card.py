@@ -22,15 +22,28 @@ def model_card(config: Mapping[str, Any], present: str = "") -> str:
         body = body[: body.index(_BEGIN)] + written + body[body.index(_END) + len(_END) :]
     else:
         body = f"\n{written}\n\n## Intended use\n\nTo be written by the model's owner.\n{body}"
-    lines = ["library_name: ccfa", "pipeline_tag: image-classification", "tags:", "- class-incremental-learning"]
-    lines += ["metrics:", "- accuracy", *(_foreign(head) if head else _DEFAULT_HEAD)]
+    lines = ["library_name: ccfa", "pipeline_tag: image-classification"]
+    for key, item in (("tags", "- class-incremental-learning"), ("metrics", "- accuracy")):
+        lines += [f"{key}:", *dict.fromkeys([item, *_items(head, key)])]
+    lines += _foreign(head) if head else _DEFAULT_HEAD
     return "---\n" + "\n".join(lines) + "\n---\n" + body
 
 
 def _split(card: str) -> tuple[list[str], str]:
     """The lines of the YAML head, and the rest."""
+    card = card.replace("\r\n", "\n")
     found = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
     return (found[1].splitlines(), card[found.end() :]) if found else ([], card)
+
+
+def _items(head: list[str], key: str) -> list[str]:
+    """The items of a list in the head, one per line."""
+    found, inside = [], False
+    for line in head:
+        inside = line.startswith(f"{key}:") or (inside and line.lstrip().startswith("- "))
+        if inside and not line.startswith(f"{key}:"):
+            found.append(line.strip())
+    return found
 
 
 def _foreign(head: list[str]) -> list[str]:
@@ -49,6 +62,8 @@ def _written(config: Mapping[str, Any]) -> str:
     calibration, last = config["calibration"], config["updates"][-1]
     method = experiment["method"] + (" + CCFA" if experiment["ccfa"] else "")
     accuracy = f"{_percent(last['accuracy'])} on {last['held_out']} images that were not trained on"
+    if last["measured_classes"] < len(classes):
+        accuracy += f", of {last['measured_classes']} classes only; the model has kept no images of the others"
     lines = [
         f"# An image classifier of {len(classes)} classes",
         "",

@@ -9,12 +9,13 @@ next writer finishes the moves.
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,17 +24,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ccfa.errors import LockedError, ModelError, UsageError
+from ccfa.deployment.card import model_card
+from ccfa.errors import DataError, LockedError, ModelError, UsageError
 from ccfa.experiments.run_directory import locked
 from ccfa.files import (
     TENSOR_LIMIT,
+    TEXT_LIMIT,
     damage_named,
     disk_errors,
     make_folder,
     read_file,
-    read_json,
-    read_tensors,
+    read_regular,
     sync,
+    unpacked,
     write_atomically,
     write_json,
     write_tensors,
@@ -141,10 +144,20 @@ class ModelFolder:
 
     def earlier(self) -> list[int]:
         """Return the numbers of the stored earlier states, oldest first."""
+        try:
+            present = float(self.read_config()["state"])
+        except ModelError:
+            present = math.inf  # it is damaged, and any stored state is earlier
+        return [number for number in self._stored() if number < present]
+
+    def _stored(self) -> list[int]:
         folder = self.path / HISTORY
         names = os.listdir(folder) if folder.is_dir() else []
-        found = sorted(int(name) for name in names if re.fullmatch(r"\d{5}", name))
-        return [number for number in found if number < int(self.read_config().get("state", 0))]
+        return sorted(int(name) for name in names if re.fullmatch(r"\d{5}", name))
+
+    def read_card(self) -> str:
+        """Return the model card, or nothing if its owner has removed it."""
+        return _card(self._place(CARD))
 
     def read_config(self, number: int | None = None) -> dict[str, Any]:
         """Return the configuration, of the model as it is or of an earlier state, without the digests."""
@@ -155,20 +168,24 @@ class ModelFolder:
         config, files = _checked_config(place(CONFIG))
         network = _verified_tensors(place(NETWORK), files.get(NETWORK))
         learner = _verified_tensors(place(LEARNER), files.get(LEARNER))
-        card = ""
-        with suppress(ModelError):  # its owner may change or remove it
-            card = read_file(place(CARD)).decode(errors="replace")
         memory = held_out = None
         if place(EXEMPLARS).is_dir():
-            channels, size = int(config["preprocessing"]["channels"]), int(config["preprocessing"]["size"])
-            memory, held_out = (
-                _verified_images(place, files, kind, (channels, size, size)) for kind in ("memory", "held-out")
-            )
-        return State(config, network, learner, card, memory, held_out)
+            shape = (config["preprocessing"]["channels"], *(config["preprocessing"]["size"],) * 2)
+            memory, held_out = (_verified_images(place, files, kind, shape) for kind in ("memory", "held-out"))
+        elif self._is_moving():
+            raise ModelError(f"{self.path} is being changed.")  # and read again
+        return State(config, network, learner, _card(place(CARD)), memory, held_out)
 
-    def replace(self, state: State, keep: int = HISTORY_KEPT) -> None:
-        """Make this the model's state, in one step. The state before goes into the history. Hold the folder first."""
-        self._write_next(state)
+    def replace(self, state: State, keep: int | None = HISTORY_KEPT) -> None:
+        """Make this the model's state, in one step. The state before goes into the history. Hold the folder first.
+
+        At most `keep` earlier states stay; None keeps all of them.
+        """
+        try:
+            self._write_next(state)
+        except BaseException:
+            shutil.rmtree(self.path / _NEXT, ignore_errors=True)  # the disk may be full
+            raise
         with disk_errors(f"replace the model in {self.path}"):
             os.replace(self.path / _NEXT, self.path / _READY)
             sync(self.path)
@@ -179,24 +196,28 @@ class ModelFolder:
         earlier = self.earlier()
         if not earlier:
             raise UsageError(f"{self.path} has no earlier state to go back to.")
-        self.replace(self.read_earlier(earlier[-1]))
+        state = self.read_earlier(earlier[-1])
+        self.replace(state._replace(card=model_card(state.config, self.read_card())), keep=None)
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the folder against other writers, and finish what a killed one has left."""
         new = not self.path.exists()
         make_folder(self.path)
-        try:
-            with locked(self.path):
+        with ExitStack() as lock:
+            try:
+                lock.enter_context(locked(self.path))
+            except LockedError:
+                told = f"{self.path} is being changed by another process. Wait for it to end."
+                raise LockedError(told) from None
+            try:
                 self._settle()
                 yield
-        except LockedError:
-            raise LockedError(f"{self.path} is being changed by another process. Wait for it to end.") from None
-        finally:
-            if new and not self.holds_model():  # nothing came of it
-                with suppress(OSError):
-                    (self.path / ".lock").unlink(missing_ok=True)
-                    self.path.rmdir()
+            finally:
+                if new and not self.holds_model():  # nothing came of it
+                    with suppress(OSError):
+                        (self.path / ".lock").unlink(missing_ok=True)
+                        self.path.rmdir()
 
     def _write_next(self, state: State) -> None:
         """Write a whole state beside the present one. Images that are stored already are linked, not written."""
@@ -228,16 +249,21 @@ class ModelFolder:
             for folder, _, _ in os.walk(following):
                 sync(Path(folder))
 
-    def _settle(self, keep: int = HISTORY_KEPT) -> None:
+    def _settle(self, keep: int | None = None) -> None:
         """Finish what a killed writer began after its new state was ready, and remove what it left before that."""
+        for name in (_NEXT, _READY, _DISCARDED, HISTORY, EXEMPLARS):
+            if (self.path / name).is_symlink():
+                raise ModelError(f"{self.path / name} is a link, so files elsewhere would be changed. Remove it.")
         with disk_errors(f"put the new state of {self.path} in place"):
             shutil.rmtree(self.path / _NEXT, ignore_errors=True)
             ready = self.path / _READY
             if ready.exists():
+                if any(ready.iterdir()):
+                    _checked_config(ready / CONFIG)  # written by us, and the last to be moved
                 aside = self.path / _DISCARDED
                 if (self.path / CONFIG).exists() and (ready / CONFIG).exists():
-                    present, coming = (read_json(place / CONFIG).get("state", 0) for place in (self.path, ready))
-                    aside = self._earlier(present) if coming > present else aside
+                    present, coming = (_number(place / CONFIG) for place in (self.path, ready))
+                    aside = self._earlier(present) if coming > present > 0 else aside
                 aside.mkdir(parents=True, exist_ok=True)
                 for name in _PARTS:
                     if (ready / name).exists():
@@ -249,13 +275,28 @@ class ModelFolder:
             shutil.rmtree(self.path / _DISCARDED, ignore_errors=True)
             self._prune(keep)
 
-    def _prune(self, keep: int) -> None:
+    def _prune(self, keep: int | None) -> None:
         """Remove the oldest states, and those that an undo has made the present one or later ones."""
-        folder = self.path / HISTORY
-        if folder.is_dir() and self.holds_model():
-            kept = {f"{number:05d}" for number in self.earlier()[-keep:]} if keep else set()
-            for name in set(os.listdir(folder)) - kept:
-                shutil.rmtree(folder / name, ignore_errors=True)
+        if self.holds_model():
+            earlier = self.earlier()
+            kept = earlier if keep is None else earlier[len(earlier) - keep :] if keep < len(earlier) else earlier
+            for number in set(self._stored()) - set(kept):
+                shutil.rmtree(self._earlier(number), ignore_errors=True)
+
+
+def _number(path: Path) -> int:
+    """The number of a state, or 0 if its configuration is damaged."""
+    try:
+        return int(_checked_config(path)[0]["state"])
+    except ModelError:
+        return 0
+
+
+def _card(path: Path) -> str:
+    try:
+        return _content(path, TEXT_LIMIT).decode(errors="replace")
+    except ModelError:  # its owner may change or remove it
+        return ""
 
 
 def _move(source: Path, target: Path) -> None:
@@ -270,8 +311,9 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 def _checked_config(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """The configuration without its digests, and the digest of each file."""
-    content = read_json(path)
+    text = _content(path, TEXT_LIMIT)
     with damage_named(path):
+        content = json.loads(text)
         if content.get("format") != FORMAT:
             raise ValueError(f"it has the format {content.get('format')!r}, and this version of ccfa reads {FORMAT}")
         digest = content.pop("digest", None)
@@ -279,26 +321,43 @@ def _checked_config(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             raise ValueError("its digest is wrong")
         files = {str(name): str(value) for name, value in content.pop("files").items()}
         del content["format"]
+        shown, names = content["preprocessing"], [one["name"] for one in content["classes"]]
+        sound = {
+            "the number of the state": type(content["state"]) is int and content["state"] > 0,
+            "the size of the images": shown["channels"] in (1, 3) and type(shown["size"]) is int,
+            "the classes": len(set(names)) == len(names) > 0,
+        }
+        if wrong := [name for name, holds in sound.items() if not holds]:
+            raise ValueError(f"{wrong[0]} cannot be right")
         return content, files
 
 
+def _content(path: Path, limit: int) -> bytes:
+    """The bytes of a file or, as in a cache of the Hub, of what a link leads to; digests tell what it must be."""
+    try:
+        return read_regular(path, limit)
+    except DataError as error:
+        raise ModelError(f"{path} {error}.") from error
+
+
 def _verified(path: Path, digest: str | None) -> bytes:
-    content = read_file(path, TENSOR_LIMIT)
+    content = _content(path, TENSOR_LIMIT)
     if hashlib.sha256(content).hexdigest() != digest:
         raise ModelError(f"{path} is damaged or of another model: its digest is wrong.")
     return content
 
 
 def _verified_tensors(path: Path, digest: str | None) -> dict[str, Tensor]:
-    _verified(path, digest)
-    return read_tensors(path)[0]
+    content = _verified(path, digest)
+    with damage_named(path):
+        return unpacked(content)[0]
 
 
 def _verified_images(place: Any, files: Mapping[str, str], kind: str, shape: tuple[int, int, int]) -> Images:
     """The stored images of one kind, sorted by class and then by preference."""
     names = sorted(name for name in files if name.startswith(f"{EXEMPLARS}/{kind}/"))
-    images, labels = torch.empty(len(names), *shape, dtype=torch.uint8), torch.empty(len(names), dtype=torch.int64)
-    for row, name in enumerate(names):
+    images, labels = [torch.empty(0, *shape, dtype=torch.uint8)], []
+    for name in names:
         found = _IMAGE.fullmatch(name)
         if not found:
             raise ModelError(f"{CONFIG} names {name!r:.80}, which is not an exemplar: it is damaged.")
@@ -308,9 +367,9 @@ def _verified_images(place: Any, files: Mapping[str, str], kind: str, shape: tup
             if (len(file.getbands()), file.height, file.width) != shape:
                 raise ValueError(f"it has {file.width} x {file.height} pixels of {file.mode}, expected {shape}")
             pixels = np.asarray(file)
-        images[row] = torch.from_numpy(pixels.reshape(shape[1], shape[2], shape[0]).transpose(2, 0, 1).copy())
-        labels[row] = int(found[2])
-    return Images(images, labels)
+        images.append(torch.from_numpy(pixels.reshape(1, *shape[1:], shape[0]).transpose(0, 3, 1, 2).copy()))
+        labels.append(int(found[2]))
+    return Images(torch.cat(images), torch.tensor(labels, dtype=torch.int64))
 
 
 def _encoded(kind: str, kept: Images | None, names: list[str]) -> Iterator[tuple[str, bytes]]:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ccfa.data import Framing, cache_folder, decode_files, find_images, read_photos
+from ccfa.data import Framing, Transforms, cache_folder, decode_files, find_images, read_photos
 from ccfa.deployment.folder import ModelFolder, State
 from ccfa.deployment.scoring import Calibration, Classifier, probabilities, score
 from ccfa.errors import DataError, ModelError, UsageError
@@ -24,7 +24,7 @@ from ccfa.settings import Experiment
 if TYPE_CHECKING:
     from ccfa.settings import Learning
 
-CHUNK = 256  # photos decoded at a time
+CHUNK = 64  # photos decoded at a time
 RULES = ("logits", "nearest_mean")
 
 
@@ -129,7 +129,9 @@ class Model:
             shown = config["preprocessing"]
             self.framing = Framing(int(shown["size"]), float(shown["crop"]), shown["interpolation"])
             self.channels = int(shown["channels"])
-            self.mean, self.std = (tuple(float(value) for value in shown[name]) for name in ("mean", "std"))
+            mean, std = (tuple(float(value) for value in shown[name]) for name in ("mean", "std"))
+            centre = float(shown["centre"])
+            transforms = Transforms(mean, std, scale=(0.08, 1.0) if centre < 1 else None, centre=centre)
             self.rule = str(config["rule"])
             stage_index = int(config["learner"]["stage"][0])
         self.method: Method = experiment_method(self.experiment)
@@ -139,7 +141,7 @@ class Model:
         if network.head.num_classes != len(self.class_names) or (self.rule, directions) == ("nearest_mean", None):
             raise ModelError(f"{path} is damaged: its network and its {len(self.class_names)} classes do not fit.")
         self.classifier = Classifier(
-            network, self.mean, self.std, self.calibration.temperature, directions, self.rule == "nearest_mean"
+            network, transforms, self.calibration.temperature, directions, self.rule == "nearest_mean"
         ).to(device)
 
     def __repr__(self) -> str:

@@ -1,11 +1,14 @@
 """A finished run as a model."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from ccfa.data import Framing
+import torch
+
+from ccfa.data import DATASETS, Framing
 from ccfa.deployment.folder import ModelFolder
 from ccfa.deployment.model import RULES, Model
-from ccfa.deployment.updating import new_state, now
+from ccfa.deployment.updating import DIGEST_SIZE, PHOTOS, new_state, now
 from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation import rule_name
 from ccfa.experiments.run_directory import Run
@@ -46,6 +49,9 @@ def model_of_run(run: Path | str, out: Path | str, running: Running = DEFAULTS) 
     if stored is None:
         raise ModelError(f"{run} has no checkpoint of its last stage, from which a model could be made.")
     restore(learner, stored.tensors, stored.state["learner"])
+    experiment = resolved.experiment
+    if experiment.data not in DATASETS:
+        experiment = replace(experiment, data=PHOTOS)  # a folder, whose place is nobody's business
     report, names = directory.report(), resolved.train.class_names
     counts = resolved.train.labels.bincount(minlength=len(names)).tolist()
     classes = [
@@ -60,6 +66,7 @@ def model_of_run(run: Path | str, out: Path | str, running: Running = DEFAULTS) 
             "more_of": [],
             "photos": sum(counts[stage.num_old : stage.num_seen]),
             "held_out": int((resolved.test.labels < stage.num_seen).sum()),
+            "measured_classes": stage.num_seen,
             "accuracy": float(report.rules[report.own].overall[stage.index]),
             "seconds": round(report.seconds / len(resolved.stages), 1),
             "device": report.environment.get("device", "unknown"),
@@ -68,11 +75,12 @@ def model_of_run(run: Path | str, out: Path | str, running: Running = DEFAULTS) 
     ]
     state = new_state(
         learner,
-        experiment=resolved.experiment,
+        experiment=experiment,
         framing=Framing(height),
         held_out=resolved.test,
         classes=classes,
         updates=updates,
+        digests=torch.empty(0, DIGEST_SIZE, dtype=torch.uint8),
     )
     with folder.held():
         folder.replace(state)

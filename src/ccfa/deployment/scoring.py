@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ccfa.data.transforms import normalise
+from ccfa.data import Transforms
 from ccfa.models import Network
 
 NUM_BINS = 10  # of the expected calibration error
@@ -23,8 +23,7 @@ class Classifier(nn.Module):
 
     Args:
         network: The network, on any device.
-        mean: The mean of each channel, for normalised pixels.
-        std: The standard deviation of each channel.
+        transforms: What is done to the pixels of test images.
         temperature: Scores are divided by it before the softmax.
         directions: The mean direction of each class's embeddings (classes, dim), if it is known.
         nearest_mean: Predict by the nearest of these directions instead of the network's logits.
@@ -33,15 +32,14 @@ class Classifier(nn.Module):
     def __init__(
         self,
         network: Network,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
+        transforms: Transforms,
         temperature: float = 1.0,
         directions: Tensor | None = None,
         nearest_mean: bool = False,
     ) -> None:
         super().__init__()
         self.network = network
-        self.mean, self.std = mean, std
+        self.transforms = transforms
         self.temperature = temperature
         self.directions = None if directions is None else nn.Buffer(directions)
         self.nearest_mean = nearest_mean
@@ -54,7 +52,7 @@ class Classifier(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """The backbone's embeddings (N, dim) of uint8 images."""
-        return self.network.backbone(normalise(images, self.mean, self.std)).embedding
+        return self.network.backbone(self.transforms.test(images)).embedding
 
     def read(self, embedding: Tensor) -> tuple[Tensor, Tensor]:
         """The scores (N, classes) and the familiarity (N,) of embeddings.

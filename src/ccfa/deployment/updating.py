@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import ccfa
-from ccfa.data import Framing, ImageSet, Photos, Stage, cache_folder, read_photos
+from ccfa.data import Framing, ImageSet, Photos, Stage, cache_folder, image_digests, read_photos
 from ccfa.deployment.card import model_card
 from ccfa.deployment.folder import Images, ModelFolder, State
 from ccfa.deployment.model import RULES, Model
@@ -25,17 +25,18 @@ from ccfa.experiments.running import DEFAULTS, acceleration_of
 from ccfa.learning import Learner
 from ccfa.learning.loop import Observer, num_batches, prepare_phase
 from ccfa.learning.state import restore, state_of
-from ccfa.methods import Budget, Method, Phase
-from ccfa.methods.method import EVERYTHING, NOTHING
+from ccfa.methods import Budget, Method, Phase, with_memory
 from ccfa.methods.readouts import RidgeReadOut
 from ccfa.models import BACKBONES
 from ccfa.models.pretrained import timm_model, untrained
 from ccfa.settings import Experiment, Learning, Running
 
 DEFAULT_METHOD = "ranpac"  # chosen by benchmarks/photos.py; it keeps no photos
+READ_OUTS = ("ranpac", "acil")
 PHOTOS = "./photos"  # the data set of a model's experiment: any folder, whose defaults it takes
 HELD_OUT_SHARE = 4  # of the images that are kept, one in so many more is kept to measure with
-FEW = 5  # photos of a class
+DIGEST_SIZE = 16  # bytes, of a photo
+OWN_TENSORS = ("held_out.", "photos")  # of the model, not of its learner
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Plan:
         train: The images to learn from: those of the memory first, then the photos.
         held_out: The images to measure with.
         stage: The stage to learn.
+        digests: Of the photos that are learned or held out, (photos, 16), by which they are recognised later.
         notes: What the user should know.
     """
 
@@ -69,6 +71,7 @@ class Plan:
     train: ImageSet
     held_out: ImageSet | None
     stage: Stage
+    digests: Tensor
     notes: tuple[str, ...]
     asked: Learning
 
@@ -100,6 +103,7 @@ def learn(
 
 def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: Running = DEFAULTS) -> Plan:
     """Look at the model and at the photos, and return what there is to do; nothing is changed."""
+    _require_sound(asked)
     place = ModelFolder(path)
     before = None
     if place.holds_model():
@@ -117,17 +121,25 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
     found = photos.images.class_names
     new = tuple(name for name in found if name not in known)
     old = tuple(name for name in found if name in known)
-    more, left_out = (old, ()) if asked.more else ((), old)
-    notes = list(photos.findings())
-    if not new and not more:
+    if not new and not asked.more:
         raise UsageError(
             f"There is nothing to learn: the model knows all {len(found)} classes of {folder} already. Use --more to "
             f"learn from more photos of them."
         )
+    notes = list(photos.findings())
     method = _with_budget(method, asked, before, framing, len(known) + len(new))
+    chosen = _chosen_photos(photos, before, (*known, *new), asked, experiment.seed)
+    if chosen.num_known:
+        notes.append(f"{chosen.num_known} of these photos have been learned or held out before. They are left out.")
+    used = {photos.images.class_names[label] for label in photos.images.labels[chosen.train + chosen.held_out].tolist()}
+    more = tuple(name for name in old if name in used)
+    left_out = tuple(name for name in old if name not in used)
+    if not new and not more:
+        raise UsageError(f"There is nothing to learn: all photos of {folder} have been learned before.")
     if more and not new and not _learns_more(method):
         raise UsageError(f"{method.name} learns from more photos of known classes only together with a new class.")
-    train, held_out = _images(photos, before, (*known, *new), asked, more, experiment.seed)
+    train, held_out = _image_sets(photos, before, (*known, *new), chosen)
+    assert train  # a class has at least one photo to learn from
     index = int(before.config["learner"]["stage"][0]) + 1 if before else 0
     stage = Stage(index if new else index - 1, len(known), len(known) + len(new))
     if not before and untrained(method.backbone) is method.backbone:
@@ -139,8 +151,22 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
         notes.append("There is one class only, so every prediction is right. Learn a second one.")
     return Plan(
         place, before, experiment, method, framing, photos, new, more, left_out, train, held_out, stage,
-        tuple(notes), asked,
+        chosen.digests, tuple(notes), asked,
     )  # fmt: skip
+
+
+def _require_sound(asked: Learning) -> None:
+    """Refuse values that have no meaning."""
+    wrong = {
+        "--held-out must be a fraction from 0 to below 1": not 0 <= asked.held_out < 1,
+        "--keep must be 0 or more": asked.keep < 0,
+        "--memory must be 0 or more images": asked.memory is not None and asked.memory < 0,
+        "--memory-mb must be above 0": asked.memory_mb is not None and not 0 < asked.memory_mb < math.inf,
+        "--seed must be from 0 to 2^32 - 1": asked.seed is not None and not 0 <= asked.seed < 2**32,
+        "--image-size must be at least 1": asked.image_size is not None and asked.image_size < 1,
+    }
+    if found := [text for text, is_wrong in wrong.items() if is_wrong]:
+        raise UsageError(f"{found[0]}.")
 
 
 def _framing(experiment: Experiment, method: Method) -> Framing:
@@ -157,14 +183,16 @@ def _learns_more(method: Method) -> bool:
 
 
 def _new_experiment(asked: Learning) -> Experiment:
-    """The method and its options. Without a method, a pretrained backbone is taken as it is."""
-    options = dict(asked.options)
+    """The method and its options. A read-out takes a pretrained backbone as it is, unless it is given epochs."""
+    options, method = dict(asked.options), asked.method or DEFAULT_METHOD
     is_timm = (asked.backbone or options.get("backbone", "")).startswith("timm:")
     weights = asked.weights or ("pretrained" if is_timm else "none")
-    if asked.method is None and weights != "none":
-        options.setdefault("epochs", "0")
+    if method in READ_OUTS:
+        options.setdefault("balanced", "true")  # folders have classes of any size
+        if weights != "none":
+            options.setdefault("epochs", "0")
     return Experiment(
-        asked.method or DEFAULT_METHOD,
+        method,
         ccfa=asked.ccfa,
         data=PHOTOS,
         seed=asked.seed or 0,
@@ -191,75 +219,96 @@ def _require_same(model: Model, asked: Learning) -> None:
         raise UsageError("--weights are what a new model starts from; this model has learned its own.")
     for name, (wanted, has) in given.items():
         if wanted is not None and wanted != has:
-            raise UsageError(f"The model has {name} {has}, and {name} {wanted} would make another one of it.")
+            raise UsageError(
+                f"{name} is chosen when a model is made and stays. {name} {wanted} would make another model of it."
+            )
 
 
 def _with_budget(method: Method, asked: Learning, before: Model | None, framing: Framing, num_seen: int) -> Method:
     """The method with the memory that was asked for, now or when the model was made."""
     megabytes = asked.memory_mb
-    if before and megabytes is None and asked.memory is None:
-        budget = Budget(**before.config["memory"])
-        return replace(method, memory=budget)
+    if megabytes is None and asked.memory is None:
+        return replace(method, memory=Budget(**before.config["memory"])) if before else method
+    if before and not (Budget(**before.config["memory"]).quota(num_seen) and asked.memory != 0):
+        raise UsageError("A model that keeps images cannot stop, and one that keeps none cannot begin to.")
     if megabytes is not None:
         if asked.memory is not None:
             raise UsageError("Give --memory (images per class) or --memory-mb, not both.")
-        if method.memory in (NOTHING, EVERYTHING):
-            raise UsageError(f"{method.name} has no memory whose size could be chosen.")
         images = int(megabytes * 1e6 / (3 * framing.size**2) * HELD_OUT_SHARE / (HELD_OUT_SHARE + 1))
         if images < max(method.needs_memory, 1) * num_seen:
             raise UsageError(
                 f"{megabytes:g} MB hold {images} images of {framing.size} x {framing.size} pixels, fewer than one for "
                 f"each of {num_seen} classes."
             )
-        return replace(method, memory=Budget(total=images))
-    if asked.memory is not None:
-        return replace(method, memory=Budget(asked.memory))
-    return method
+        return with_memory(method, Budget(total=images))
+    return with_memory(method, Budget(asked.memory))
 
 
-def _images(
-    photos: Photos, before: Model | None, names: Sequence[str], asked: Learning, more: Sequence[str], seed: int
-) -> tuple[ImageSet, ImageSet | None]:
-    """The images to learn from and those to measure with, with the labels of the model."""
-    labels = {name: label for label, name in enumerate(names)}
-    wanted = {*names[len(before.class_names) if before else 0 :], *more}
-    random = np.random.RandomState(seed)
-    train_rows: list[int] = []
-    held_rows: list[int] = []
+class Chosen(NamedTuple):
+    """Which photos of a folder are used, by row."""
+
+    train: list[int]
+    held_out: list[int]
+    digests: Tensor  # of these photos
+    num_known: int  # how many others the model has seen before
+
+
+def _chosen_photos(photos: Photos, before: Model | None, names: Sequence[str], asked: Learning, seed: int) -> Chosen:
+    """Choose photos to learn from and photos to measure with, each once in the life of the model.
+
+    A photo that is in two classes is never measured with: its other copy may be learned.
+    """
+    known = set(names[: len(before.class_names)]) if before and not asked.more else set()
+    seen = {bytes(one) for one in before.state.learner["photos"].numpy()} if before else set()
     repeated = {path for _, path in photos.duplicates}
-    given = photos.images.labels.tolist()
-    for old_label, name in enumerate(photos.images.class_names):
-        if name not in wanted:
+    unclear = {path for pair in photos.conflicts for path in pair}
+    digests, labels = image_digests(photos.images.images.numpy()), photos.images.labels.numpy()
+    random = np.random.RandomState(seed)
+    train: list[int] = []
+    held_out: list[int] = []
+    num_known = 0
+    for label, name in enumerate(photos.images.class_names):
+        if name in known:
             continue
-        rows = [row for row, label in enumerate(given) if label == old_label and photos.paths[row] not in repeated]
-        shuffled = random.permutation(rows).tolist()
-        num_held = min(max(round(asked.held_out * len(rows)), 1), len(rows) - 1) if asked.held_out else 0
-        held_rows += sorted(shuffled[:num_held])
-        train_rows += sorted(shuffled[num_held:])
-    parts = {}
-    for kind, rows, stored in (
-        ("train", train_rows, before and before.state.memory),
-        ("held out", held_rows, before and before.state.held_out),
-    ):
-        pixels = photos.images.images[rows]
-        own = torch.tensor([labels[photos.images.class_names[given[row]]] for row in rows], dtype=torch.int64)
+        rows = [row for row in np.flatnonzero(labels == label).tolist() if photos.paths[row] not in repeated]
+        fresh = [row for row in rows if digests[row] not in seen]
+        num_known += len(rows) - len(fresh)
+        clear = random.permutation([row for row in fresh if photos.paths[row] not in unclear]).tolist()
+        num_held = min(max(round(asked.held_out * len(fresh)), 1), len(fresh) - 1, len(clear)) if asked.held_out else 0
+        held = sorted(clear[: max(num_held, 0)])
+        held_out += held
+        train += sorted(set(fresh) - set(held))
+    used = b"".join(digests[row] for row in train + held_out)
+    return Chosen(train, held_out, torch.tensor(list(used), dtype=torch.uint8).view(-1, DIGEST_SIZE), num_known)
+
+
+def _image_sets(
+    photos: Photos, before: Model | None, names: Sequence[str], chosen: Chosen
+) -> tuple[ImageSet | None, ImageSet | None]:
+    """The images to learn from and those to measure with: the stored ones first, then the photos."""
+    labels = {name: label for label, name in enumerate(names)}
+    own_labels = torch.tensor([labels.get(name, -1) for name in photos.images.class_names])
+    stored = (before.state.memory, before.state.held_out) if before else (None, None)
+    sets: list[ImageSet | None] = []
+    for rows, kept in zip((chosen.train, chosen.held_out), stored, strict=True):
+        pixels, own = photos.images.images[rows], own_labels[photos.images.labels[rows]]
         if before:
             pixels = before.gray_if_needed(pixels)
-        if stored:
-            pixels, own = torch.cat([stored.images, pixels]), torch.cat([stored.labels, own])
-        parts[kind] = ImageSet(pixels, own, names) if len(own) else None
-    assert parts["train"]
-    return parts["train"], parts["held out"]
+        if kept:
+            pixels, own = torch.cat([kept.images, pixels]), torch.cat([kept.labels, own])
+        sets.append(ImageSet(pixels, own, names) if len(own) else None)
+    return sets[0], sets[1]
 
 
 def estimated_seconds(plan: Plan, running: Running = DEFAULTS) -> float:
     """Estimate how long the plan takes, from one step of each phase and one pass over a batch, tried on a copy."""
     learner = _learner(plan, running, None)
-    learner.begin(plan.stage)
     seconds = 0.0
-    for index, phase in enumerate(plan.method.phases(plan.stage)):
-        seconds += _phase_seconds(learner, phase, index)
-    batch = learner.training_rows()[:64]
+    if plan.new:
+        learner.begin(plan.stage)
+        for index, phase in enumerate(plan.method.phases(plan.stage)):
+            seconds += _phase_seconds(learner, phase, index)
+    batch = torch.arange(min(len(plan.train), 64), device=learner.device)
     began = time.monotonic()
     learner.embeddings(batch)
     passes = 3 * len(plan.train) + len(plan.held_out or ())  # exemplars, what terms remember, the measurement
@@ -296,27 +345,26 @@ def _learner(plan: Plan, running: Running, observer: Observer | None) -> Learner
                 f"without them. The model can predict as before."
             )
         tensors = {f"network.{name}": tensor for name, tensor in state.network.items() if name != "directions"}
-        tensors |= {name: part for name, part in state.learner.items() if not name.startswith("held_out.")}
+        tensors |= {name: part for name, part in state.learner.items() if not name.startswith(OWN_TENSORS)}
         rows = [torch.nonzero(stored == label).flatten() for label in range(num_old)] if len(stored) else []
         tensors |= {f"memory.{label}": one for label, one in enumerate(rows)}
         restore(learner, tensors, {**state.config["learner"], "num_classes_stored": len(rows), "phases": []})
-        _add_more(learner, plan, len(stored))
+        if plan.more:
+            rows = [plan.train.rows(label, label + 1) for label in _more_labels(plan)]
+            added = torch.cat(rows)
+            learner.additional = added[added >= len(stored)].to(learner.device)
     return learner
 
 
-def _add_more(learner: Learner, plan: Plan, num_stored: int) -> None:
-    """Put the new photos of known classes behind the exemplars of these classes."""
-    labels = plan.train.labels[num_stored:]
-    for label in {plan.train.class_names.index(name) for name in plan.more} if learner.memory.classes else ():
-        rows = num_stored + torch.nonzero(labels == label).flatten()
-        learner.memory.classes[label] = torch.cat([learner.memory.classes[label], rows.to(learner.device)])
+def _more_labels(plan: Plan) -> list[int]:
+    return sorted(plan.train.class_names.index(name) for name in plan.more)
 
 
 def carry_out(plan: Plan, running: Running = DEFAULTS, observer: Observer | None = None) -> Model:
     """Learn what was planned and replace the model, in one step."""
     with plan.folder.held():
-        number = plan.folder.read_config()["state"] if plan.folder.holds_model() else None
-        if number != (plan.before.config["state"] if plan.before else None):
+        present = plan.folder.read_config() if plan.folder.holds_model() else None
+        if present != (plan.before.config if plan.before else None):
             raise LockedError(f"{plan.folder.path} was changed by another process meanwhile. Try again.")
         began = time.monotonic()
         learner = _learner(plan, running, observer)
@@ -330,17 +378,17 @@ def carry_out(plan: Plan, running: Running = DEFAULTS, observer: Observer | None
 
 
 def _conclude_more(learner: Learner, plan: Plan) -> None:
-    """Add the new photos of known classes to what a read-out has learned, or choose exemplars among them."""
-    labels = {plan.train.class_names.index(name) for name in plan.more}
+    """Add the new photos of known classes to what a read-out has learned, and choose exemplars among them."""
     for term in learner.terms:
         if isinstance(term, RidgeReadOut):
-            rows = torch.cat([plan.train.rows(label, label + 1) for label in labels])
-            term.learn_more(learner.network.head, learner.embeddings(rows), plan.train.labels[rows])
+            rows = learner.additional
+            term.learn_more(learner.network.head, learner.embeddings(rows), learner.train.labels[rows])
     quota, select = plan.method.memory.quota(plan.stage.num_seen), plan.method.select_exemplars
     if select is None or not learner.memory.classes:
         return
-    for label in labels:
-        rows = learner.memory.classes[label]
+    for label in _more_labels(plan):
+        added = learner.additional[learner.train.labels[learner.additional] == label]
+        rows = torch.cat([learner.memory.classes[label], added])
         chosen = select([learner.embeddings(rows)], quota, learner.generator("more", label))
         learner.memory.classes[label] = rows[chosen[0]]
 
@@ -369,10 +417,12 @@ def _state(plan: Plan, learner: Learner, seconds: float) -> State:
         framing=plan.framing,
         held_out=plan.held_out,
         earlier={**plan.before.state.network, **plan.before.state.learner} if plan.before else None,
+        num_stored=len(plan.before.state.held_out.labels) if plan.before and plan.before.state.held_out else 0,
         classes=classes,
         updates=[*config.get("updates", []), update],
         number=config.get("state", 0) + 1,
-        card=plan.before.state.card if plan.before else "",
+        digests=plan.digests,
+        card=plan.folder.read_card(),
     )
 
 
@@ -385,6 +435,8 @@ def new_state(
     classes: list[dict[str, Any]],
     updates: list[dict[str, Any]],
     earlier: Mapping[str, Tensor] | None = None,
+    num_stored: int = 0,
+    digests: Tensor,
     number: int = 1,
     card: str = "",
 ) -> State:
@@ -402,10 +454,9 @@ def new_state(
     directions = _directions(learner, frozen, (earlier or {}).get("directions"))
     if directions is not None:
         network["directions"] = directions
-    classifier = Classifier(
-        learner.network.frozen_copy(), transforms.mean, transforms.std, 1.0, directions, rule == "nearest_mean"
-    )
-    embeddings, of_embeddings = _held_embeddings(classifier, held_out, earlier or {})
+    classifier = Classifier(learner.network.frozen_copy(), transforms, 1.0, directions, rule == "nearest_mean")
+    rest["photos"] = torch.cat([*([earlier["photos"]] if earlier else []), digests])
+    embeddings, of_embeddings = _held_embeddings(classifier, held_out, earlier or {}, num_stored)
     (scores, familiarity), labels = read(classifier, embeddings), of_embeddings.numpy()
     if frozen:  # embeddings never change, so they serve later updates without the photos
         rest |= {"held_out.embeddings": embeddings, "held_out.labels": of_embeddings}
@@ -416,8 +467,10 @@ def new_state(
         if is_class.any():
             one |= {"held_out": int(is_class.sum()), "accuracy": float(right[is_class].mean())}
         else:
-            one |= {"held_out": one.get("held_out", 0), "accuracy": one.get("accuracy")}
-    updates[-1] |= {"held_out": len(labels), "accuracy": float(right.mean()) if len(labels) else None}
+            one |= {"held_out": 0, "accuracy": None}
+    measured = len(np.unique(labels))
+    accuracy = float(right.mean()) if len(labels) else None
+    updates[-1] |= {"held_out": len(labels), "measured_classes": measured, "accuracy": accuracy}
     config = {
         "ccfa": ccfa.__version__,
         "state": number,
@@ -430,6 +483,7 @@ def new_state(
             **asdict(framing),
             "mean": list(transforms.mean),
             "std": list(transforms.std),
+            "centre": transforms.centre,
         },
         "memory": asdict(method.memory),
         "classes": classes,
@@ -460,14 +514,15 @@ def _directions(learner: Learner, frozen: bool, earlier: Tensor | None) -> Tenso
 
 
 def _held_embeddings(
-    classifier: Classifier, held_out: ImageSet | None, earlier: Mapping[str, Tensor]
+    classifier: Classifier, held_out: ImageSet | None, earlier: Mapping[str, Tensor], num_stored: int
 ) -> tuple[Tensor, Tensor]:
-    """Embeddings and labels of the held-out images, with those that earlier updates have left."""
+    """Embeddings and labels of the held-out images. Those that earlier updates have left replace the stored images."""
     parts = [(torch.empty(0, classifier.network.backbone.dim), torch.empty(0, dtype=torch.int64))]
     if "held_out.embeddings" in earlier:
         parts.append((earlier["held_out.embeddings"], earlier["held_out.labels"]))
     if held_out:
-        parts.append((embed(classifier, held_out.images), held_out.labels.cpu()))
+        first = num_stored if len(parts) > 1 else 0
+        parts.append((embed(classifier, held_out.images[first:]), held_out.labels[first:].cpu()))
     embeddings, labels = zip(*parts, strict=True)
     return torch.cat(embeddings), torch.cat(labels)
 
@@ -498,7 +553,9 @@ def _memory(learner: Learner) -> Images:
 def _kept_out(learner: Learner, held_out: ImageSet | None) -> Images:
     """The held-out images that the model keeps: a quarter as many of each class as it may keep to learn from."""
     num_seen = learner.stage.num_seen
-    quota = math.ceil(learner.method.memory.quota(num_seen) / HELD_OUT_SHARE)
+    memory = learner.method.memory
+    few = math.ceil((memory.per_class or 0) / HELD_OUT_SHARE)
+    quota = few if memory.total is None else memory.total // HELD_OUT_SHARE // num_seen
     if held_out is None:
         shape = learner.train.images.shape[1:]
         return Images(torch.empty(0, *shape, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))

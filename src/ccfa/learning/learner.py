@@ -122,6 +122,7 @@ class Learner:
         self.previous: Network | None = None
         self.initial: Network | None = None
         self.stage = Stage(index=-1, num_old=0, num_seen=0)
+        self.additional = torch.empty(0, dtype=torch.int64, device=self.device)  # rows of old classes, for this stage
         self.network = self._new_network()
         self.at_work: list[PhaseAtWork] = []  # outermost first
         self.interrupted: list[StoredPhase] = []  # where a restored learner continues
@@ -255,8 +256,8 @@ class Learner:
         return [self.train.rows(label, label + 1) for label in range(self.stage.num_old, self.stage.num_seen)]
 
     def training_rows(self) -> Tensor:
-        """D'_k: all new rows and the exemplars of old classes."""
-        return joined(self.new_classes() + self.memory.rows(self.stage.num_old), self.device)
+        """D'_k: all new rows, the exemplars of old classes, and additional rows of old classes if there are any."""
+        return joined([*self.new_classes(), *self.memory.rows(self.stage.num_old), self.additional], self.device)
 
     def balanced_rows(self) -> Tensor:
         """Equally many exemplars of every seen class, those of new classes selected now."""

@@ -22,6 +22,7 @@ from ccfa.models import Head, LinearHead, Network
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))  # RanPAC's candidates
 FITTED = 0.8  # the fraction of a stage's images to which candidates are fitted; the others compare them
+FEW = 5  # images of a class, of which fewer tell nothing about the ridge
 ROWS_AT_ONCE = 4096  # images whose random features are in memory together
 
 
@@ -32,13 +33,15 @@ def ranpac(
     milestones: tuple[float, ...] = (120 / 160, 140 / 160),
     projection: int = 2000,
     ridge: float | None = None,
+    balanced: bool = False,
 ) -> Method:
     """RanPAC: ridge regression on `projection` random features of a frozen backbone; 0 means on the embedding itself.
 
     The backbone is trained in the first stage, or taken as it is with `epochs=0`. A `ridge` of None is chosen anew at
-    each stage, by held-out images of that stage.
+    each stage of several classes with five images or more, by held-out images of that stage. With `balanced`, every
+    class counts the same, however many images it has.
     """
-    return _read_out(recipe, milestones, projection, ridge)
+    return _read_out(recipe, milestones, projection, ridge, balanced)
 
 
 @register_method("acil", Recipe())
@@ -48,16 +51,22 @@ def acil(
     milestones: tuple[float, ...] = (120 / 160, 140 / 160),
     projection: int = 8192,
     ridge: float | None = 0.1,
+    balanced: bool = False,
 ) -> Method:
     """ACIL: as `ranpac`, with the published number and scale of random features and a fixed ridge.
 
     The published recursion is not needed: it computes the same weights.
     """
-    return _read_out(recipe, milestones, projection, ridge, uniform=True)
+    return _read_out(recipe, milestones, projection, ridge, balanced, uniform=True)
 
 
 def _read_out(
-    recipe: Recipe, milestones: tuple[float, ...], projection: int, ridge: float | None, uniform: bool = False
+    recipe: Recipe,
+    milestones: tuple[float, ...],
+    projection: int,
+    ridge: float | None,
+    balanced: bool,
+    uniform: bool = False,
 ) -> Method:
     if projection < 0:
         raise UsageError(f"projection must be a number of random features, or 0 for none, got {projection}.")
@@ -71,7 +80,7 @@ def _read_out(
         head=partial(ReadOutHead, num_random=projection, uniform=uniform),
         criterion=cross_entropy,
         phases=Phases(first=(main,) if recipe.epochs else (), later=()),
-        terms=(partial(RidgeReadOut, ridge),),
+        terms=(partial(RidgeReadOut, ridge, balanced),),
         no_old_head="it trains nothing after the first stage",
     )
 
@@ -142,17 +151,18 @@ class Sums:
     products: Tensor  # Q = sum h y' (M, classes)
 
     @classmethod
-    def of(cls, head: ReadOutHead, embeddings: Tensor, labels: Tensor) -> "Sums":
-        """The sums over images, given by their embeddings (N, dim) and labels (N,)."""
+    def of(cls, head: ReadOutHead, embeddings: Tensor, labels: Tensor, weights: Tensor | None = None) -> "Sums":
+        """The sums over images, given by their embeddings (N, dim), labels (N,) and weights (N,)."""
         if not embeddings.isfinite().all():
             raise DivergedError("The backbone's embeddings are not finite. Try a smaller learning rate.")
         size = head.new.shape[1]
         gram = torch.zeros(size, size, dtype=torch.float64, device=embeddings.device)
         products = torch.zeros(size, head.num_classes, dtype=torch.float64, device=embeddings.device)
-        for features, own in zip(embeddings.split(ROWS_AT_ONCE), labels.split(ROWS_AT_ONCE), strict=True):
-            hidden = head.hidden(head.embed(features)).double()
-            gram.addmm_(hidden.T, hidden)
-            products.addmm_(hidden.T, F.one_hot(own, head.num_classes).double())
+        for rows in torch.arange(len(labels), device=labels.device).split(ROWS_AT_ONCE):
+            hidden = head.hidden(head.embed(embeddings[rows])).double()
+            weighted = hidden if weights is None else hidden * weights[rows, None]
+            gram.addmm_(weighted.T, hidden)
+            products.addmm_(weighted.T, F.one_hot(labels[rows], head.num_classes).double())
         return cls(gram, products)
 
     @property
@@ -178,10 +188,14 @@ def chosen_ridge(fitted: Sums, held_out: Sums) -> float:
     return min(candidates, key=lambda ridge: held_out.error(fitted.solved(ridge)))
 
 
-def chosen_ridge_of_few(head: ReadOutHead, embeddings: Tensor, labels: Tensor, num_fitted: int) -> float:
+def chosen_ridge_of_few(
+    head: ReadOutHead, embeddings: Tensor, labels: Tensor, num_fitted: int, weights: Tensor | None = None
+) -> float:
     """The same for fewer images than random features: one decomposition of the images' own system, h h', serves all."""
     hidden = head.hidden(head.embed(embeddings)).double()
     targets = F.one_hot(labels, head.num_classes).double()
+    if weights is not None:
+        hidden, targets = (part * weights.sqrt()[:, None] for part in (hidden, targets))
     fitted, held_out = hidden[:num_fitted], hidden[num_fitted:]
     values, vectors = torch.linalg.eigh(fitted @ fitted.T)
     least = hidden.shape[1] * torch.finfo(torch.float64).eps * float(values.sum())
@@ -194,17 +208,24 @@ def chosen_ridge_of_few(head: ReadOutHead, embeddings: Tensor, labels: Tensor, n
 
 
 class RidgeReadOut(Term):
-    """No penalty: it keeps G and Q, and sets the head's rows to the solution of (G + ridge I) rows' = Q."""
+    """No penalty: it keeps G and Q, and sets the head's rows to the solution of (G + ridge I) rows' = Q.
+
+    With `balanced`, an image counts as one over the number of its class's images, so that a class of few images is
+    not drowned by the others.
+    """
 
     gram: Tensor
     products: Tensor
+    counts: Tensor  # images of each class (classes,)
     ridge: Tensor  # the last one in use; 0 before the first stage
 
-    def __init__(self, ridge: float | None) -> None:
+    def __init__(self, ridge: float | None, balanced: bool = False) -> None:
         super().__init__("read-out")
         self.fixed_ridge = ridge
+        self.balanced = balanced
         self.register_buffer("gram", torch.empty(0, dtype=torch.float64))
         self.register_buffer("products", torch.empty(0, dtype=torch.float64))
+        self.register_buffer("counts", torch.empty(0, dtype=torch.float64))
         self.register_buffer("ridge", torch.zeros((), dtype=torch.float64))
 
     def forward(self, step: Step) -> Tensor:
@@ -217,19 +238,32 @@ class RidgeReadOut(Term):
         rows = torch.cat(classes)
         labels = torch.cat([torch.full_like(own, learner.stage.num_old + place) for place, own in enumerate(classes)])
         order = torch.randperm(len(rows), generator=learner.generator("read-out"), device=rows.device)
-        embeddings, labels = learner.embeddings(rows[order]), labels[order]
-        num_fitted = int(FITTED * len(rows))
-        fitted = Sums.of(head, embeddings[:num_fitted], labels[:num_fitted])
-        held_out = Sums.of(head, embeddings[num_fitted:], labels[num_fitted:])
+        embeddings, labels = learner.embeddings(rows)[order], labels[order]
+        num_fitted, weights = int(FITTED * len(rows)), self._weights(head, labels)
+        parts = (slice(num_fitted), slice(num_fitted, None))
+        fitted, held_out = (
+            Sums.of(head, embeddings[part], labels[part], None if weights is None else weights[part]) for part in parts
+        )
+        smallest = min(len(own) for own in classes)
         if self.fixed_ridge is not None:
             self.ridge.fill_(self.fixed_ridge)
-        elif len(classes) > 1 or not self.ridge:  # with one class every target is the same
+        elif len(classes) > 1 and smallest >= FEW:  # with one class, or a few images, held-out ones tell nothing
             few = num_fitted < head.new.shape[1]
             chosen = (
-                chosen_ridge_of_few(head, embeddings, labels, num_fitted) if few else chosen_ridge(fitted, held_out)
+                chosen_ridge_of_few(head, embeddings, labels, num_fitted, weights)
+                if few
+                else chosen_ridge(fitted, held_out)
             )
             self.ridge.fill_(chosen)
+        elif not self.ridge:
+            self.ridge.fill_(float((fitted.gram + held_out.gram).trace()) / len(fitted.gram))
         self._learn(head, fitted, held_out)
+
+    def _weights(self, head: ReadOutHead, labels: Tensor) -> Tensor | None:
+        """The weight of each image, or None if all are 1; the images are counted."""
+        self.counts = F.pad(self.counts.to(labels.device), (0, head.num_classes - len(self.counts)))
+        self.counts += labels.bincount(minlength=head.num_classes)
+        return 1 / self.counts[labels] if self.balanced else None
 
     @torch.no_grad()
     def learn_more(self, head: Head, embeddings: Tensor, labels: Tensor) -> None:
@@ -254,7 +288,7 @@ class RidgeReadOut(Term):
         known = require_read_out(head)
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < head.num_classes:
             raise UsageError(f"More images must be of the {head.num_classes} classes that were learned, got {labels}.")
-        self._learn(known, Sums.of(known, embeddings, labels))
+        self._learn(known, Sums.of(known, embeddings, labels, self._weights(known, labels)))
 
     def _learn(self, head: ReadOutHead, *parts: Sums) -> None:
         """Add to G and Q, with columns for classes that are new, and solve."""

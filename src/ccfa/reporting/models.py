@@ -5,6 +5,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Literal
 
@@ -25,7 +26,7 @@ from ccfa.deployment import (
     load_model,
     plan_update,
 )
-from ccfa.errors import DataError, UsageError
+from ccfa.errors import DataError, ModelError, UsageError
 from ccfa.files import csv_text, write_atomically
 from ccfa.learning import Progress
 from ccfa.reporting.tables import counted, duration, number, percent
@@ -49,10 +50,8 @@ def learn_shown(
     with Watching(console) as watching:
         model = carry_out(plan, running, watching)
     last = model.config["updates"][-1]
-    console.print(
-        f"Learned {counted(len(plan.new), 'class', 'es')} in {duration(last['seconds'])}. {_measured(model)}",
-        soft_wrap=True,
-    )
+    what = counted(len(plan.new), "class", "es") if plan.new else f"more photos of {shortened(plan.more)}"
+    console.print(f"Learned {what} in {duration(last['seconds'])}. {_measured(model)}", soft_wrap=True)
     console.print(f"The model is in {path}. Next: ccfa predict {path} PHOTOS", soft_wrap=True)
     return model
 
@@ -70,9 +69,10 @@ def told(plan: Plan) -> Iterator[str]:
     if plan.left_out:
         yield f"Known already, and left out (--more uses their photos): {shortened(plan.left_out)}."
     stored = plan.before.state.memory if plan.before else None
-    from_memory = f" and {counted(len(stored.labels), 'image')} of the model's memory" if stored else ""
+    kept = len(stored.labels) if stored else 0
+    from_memory = f" and {counted(kept, 'image')} of the model's memory" if kept else ""
     held = counted(len(plan.held_out) if plan.held_out else 0, "image")
-    photos = len(plan.train) - (len(stored.labels) if stored else 0)
+    photos = len(plan.train) - kept
     yield f"It learns from {counted(photos, 'photo')}{from_memory}, and is measured on {held} that are held out."
 
 
@@ -80,7 +80,10 @@ def _measured(model: Model) -> str:
     last = model.config["updates"][-1]
     if not last["held_out"]:
         return "No photos were held out, so its accuracy is unknown."
-    return f"It recognises {percent(last['accuracy'], 1)} % of {counted(last['held_out'], 'held-out image')}."
+    found = f"It recognises {percent(last['accuracy'], 1)} % of {counted(last['held_out'], 'held-out image')}"
+    if last["measured_classes"] < len(model.class_names):
+        return f"{found} of {last['measured_classes']} classes; of the others it has kept none to measure with."
+    return f"{found}."
 
 
 def shortened(names: Iterable[str]) -> str:
@@ -131,25 +134,27 @@ def predict_shown(
     if not inputs:
         raise UsageError("Name photos or folders to predict, or - to read their names from the standard input.")
     predictions = model.predict_files(_named(inputs, stdin), top)
-    unreadable = 0
+    number, errors = 0, []
     rows: list[Prediction] = []
-    for one in predictions:
-        unreadable += bool(one.error)
+    for number, one in enumerate(predictions, start=1):
+        if one.error:
+            errors.append(one.error)
         if form == "json":
             console.file.write(json.dumps(one.to_dict(), ensure_ascii=False) + "\n")
         elif form == "csv":
-            if not rows:
+            if number == 1:
                 console.file.write(csv_text([_csv_head(top)]))
             console.file.write(csv_text([_csv_row(one, top)]))
-        rows.append(one)
-    if not rows:
+        else:
+            rows.append(one)
+    if not number:
         raise DataError("There are no photos to predict.")
     if form == "table":
         console.print(_prediction_table(rows, top))
-    if unreadable == len(rows):
-        raise DataError(f"None of the photos could be read; the first one {rows[0].error}.")
-    if unreadable:
-        print(f"{counted(unreadable, 'file')} of {len(rows)} could not be read.", file=sys.stderr)
+    if len(errors) == number:
+        raise DataError(f"None of the photos could be read; the first one {errors[0]}.")
+    if errors:
+        print(f"{counted(len(errors), 'file')} of {number} could not be read.", file=sys.stderr)
 
 
 def _named(inputs: tuple[str, ...], stdin: IO[str]) -> Iterator[Path]:
@@ -157,10 +162,13 @@ def _named(inputs: tuple[str, ...], stdin: IO[str]) -> Iterator[Path]:
 
     for name in inputs:
         if name == "-":
-            lines = (line.rstrip("\n") for line in stdin)
+            lines = (line.rstrip("\r\n") for line in stdin)
             yield from (Path(line) for line in lines if line)
         elif Path(name).is_dir():
-            yield from find_images(Path(name))
+            try:
+                yield from find_images(Path(name))
+            except DataError:
+                yield Path(name)  # without photos: it is reported as a file that cannot be read
         else:
             yield Path(name)
 
@@ -266,10 +274,11 @@ def undo_shown(path: Path, console: Console) -> None:
     if not folder.holds_model():
         folder.read()
     with folder.held():
-        before = folder.read_config()
+        gone = "the damaged state"
+        with suppress(ModelError):
+            gone = shortened(folder.read_config()["updates"][-1]["new_classes"]) or "more photos of known classes"
         folder.undo()
         after = folder.read_config()
-    gone = shortened(before["updates"][-1]["new_classes"]) or "more photos of known classes"
     count = counted(len(after["classes"]), "class", "es")
     console.print(f"Undone: {gone}. {path} knows {count} again.", soft_wrap=True)
 
