@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import reference
-from ccfa.data import split
+from ccfa.data import ImageSet, Stage, split
 from ccfa.errors import DivergedError, UsageError
 from ccfa.learning import Learner
 from ccfa.learning.state import network_of, state_of
-from ccfa.methods.readouts import ReadOutHead, Sums, acil, chosen_ridge, chosen_ridge_of_few, ranpac
+from ccfa.methods.readouts import ReadOutHead, RidgeReadOut, Sums, acil, chosen_ridge, chosen_ridge_of_few, ranpac
 from ccfa.models import LinearHead
 from toys import STAGES, TOY, learned, seeded, tiny, toy_images
 
@@ -239,3 +239,29 @@ def test_it_learns_the_toys():
     for name in ("ranpac", "acil"):
         predicted = learned(tiny(name, epochs=5)).predict(test.images)
         assert (predicted == test.labels).float().mean() > 0.8  # chance is 0.17
+
+
+def test_balanced_classes_count_the_same():
+    """As many copies of every class as another has images: the same as counting it that often."""
+    head, (embeddings, labels) = grown(), images(60)
+    few = torch.cat([torch.nonzero(labels == label).flatten()[: 2 + label] for label in range(CLASSES)])
+    embeddings, labels = embeddings[few], labels[few]
+    term = RidgeReadOut(ridge=1.0, balanced=True)
+    weights = term._weights(head, labels)
+    features, targets = hidden(head, embeddings), reference.one_hot(labels.numpy(), CLASSES)
+    counts = np.bincount(labels.numpy())[labels.numpy()]
+    expected = reference.ridge_weights(features / np.sqrt(counts)[:, None], targets / np.sqrt(counts)[:, None], 1.0)
+    assert Sums.of(head, embeddings, labels, weights).solved(1.0).T.numpy() == pytest.approx(expected, rel=1e-7)
+
+
+def test_a_class_of_one_image_is_predicted():
+    """Beside classes of a hundred images it drowns, unless classes count the same."""
+    right = {}
+    for balanced in (False, True):
+        method = frozen("ranpac", balanced=balanced)
+        train = toy_images(per_class=40)
+        rows = torch.cat([train.rows(0, 5), train.rows(5, 6)[:1]])
+        learner = Learner(method, ImageSet(train.images[rows], train.labels[rows], train.class_names))
+        learner.learn(Stage(0, 0, 6))
+        right[balanced] = float((learner.predict(train.images[train.rows(5, 6)]) == 5).float().mean())
+    assert right[True] > right[False]
