@@ -81,6 +81,20 @@ def test_nothing_is_dropped_at_random():
     assert torch.equal(backbone(images).embedding, backbone(images).embedding)
 
 
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("ghostnet_050", {"drop_rate": 0.5}),
+        ("vit_dlittle_patch16_reg1_gap_256", {"attn_drop_rate": 0.5, "img_size": 64, "depth": 1}),
+    ],
+)
+def test_functions_drop_nothing_at_random(name, given):
+    """These models call dropout with a rate that is not of a layer of its own."""
+    module = timm.create_model(name, num_classes=0, **given)
+    backbone, images = TimmBackbone(module, 3, 64, "bicubic").train(), torch.rand(2, 3, 64, 64)
+    assert torch.equal(backbone(images).embedding, backbone(images).embedding)
+
+
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
 def test_a_model_compiles_as_one_graph(name):
     backbone, images = made(name, size=32), torch.rand(2, 3, 16, 16)
