@@ -252,6 +252,11 @@ def timm_model(builder: BackboneBuilder) -> Timm | None:
     return builder if isinstance(builder, Timm) else None
 
 
+def timm_version(builder: BackboneBuilder) -> str | None:
+    """Return the version of timm if a builder makes one of its models: it decides what is computed."""
+    return None if timm_model(builder) is None else str(import_timm().__version__)
+
+
 def load_weights(backbone: Backbone, file: Path | str) -> Loaded:
     """Load the weights of a file into a backbone.
 
