@@ -1,6 +1,7 @@
 """Image files as pixels: every kind of file, framing, drafts of large JPEGs, and photos of phones."""
 
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -94,6 +95,28 @@ def test_drafts_keep_their_colours(mode, sizes):
     expected = np.asarray(picture.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR))
     assert sizes == [(40, 40)]
     assert np.abs(pixels.transpose(1, 2, 0).astype(int) - expected).max() <= 8
+
+
+def test_sixteen_bits_take_little_memory():
+    """A small file of 4 million pixels: no copy of all of them in floating point."""
+    side = 2000
+    content = encoded(np.full((side, side), 40_000, np.uint16), "PNG")
+    assert len(content) < 100_000
+    tracemalloc.start()
+    try:
+        pixels = decode_bytes(content, Framing(SIDE))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert set(pixels.flat) == {round(40_000 / 65_535 * 255)}
+    assert peak < 6 * side**2, f"{peak / side**2:.1f} bytes a pixel"
+
+
+def test_pixels_are_limited_where_they_are_unpacked():
+    picture = Image.fromarray(gradient()).resize((640, 320))
+    with pytest.raises(DataError, match=r"640 x 320 pixels, expected at most 0\.1 million"):
+        decode_bytes(encoded(picture, "PNG"), Framing(16), max_pixels=100_000)
+    assert decode_bytes(encoded(picture, "JPEG"), Framing(16), max_pixels=100_000).shape == (3, 16, 16)
 
 
 @pytest.fixture

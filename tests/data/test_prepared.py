@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import filelock
 import numpy as np
@@ -154,6 +155,69 @@ def test_unreadable_photos_are_named_or_left_out(work):
     bad.write_bytes(photo)
     work.run()
     assert len(read_prepared(work.out)[0]) == 60
+
+
+def spoil(work, part, row):
+    path = work.source.root / work.source.files[part][row]
+    photo = path.read_bytes()
+    path.write_bytes(photo[:100])
+    return path, photo
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_an_unreadable_last_photo_can_be_left_out(work, part):
+    spoil(work, part, -1)
+    skipping = replace(work, skip_bad=True)
+    skipping.run()
+    before = {"train": 60, "test": 20}
+    assert {name: len(images) for name, images in zip(before, read_prepared(work.out), strict=True)} == {
+        **before,
+        part: before[part] - 1,
+    }
+    assert skipping.verify() == 0
+
+
+def test_an_unreadable_photo_does_not_stop_the_estimate(work):
+    spoil(work, "train", 0)
+    assert 0 < work.seconds() < 600
+
+
+def test_a_replaced_photo_is_read_after_a_stop(work):
+    """Stopped with skip_bad after all shards: the photo that could not be read is read when it is there."""
+    bad, photo = spoil(work, "train", 9)
+
+    def stop(done, total):
+        if done == total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replace(work, skip_bad=True).run(stop)
+    assert len(work.done()) == 19
+    with open(work.out / "progress.jsonl", "a") as log:  # as an earlier version wrote it
+        log.write(json.dumps([["train", 8, 12], [1, "is damaged", 1, 1]]) + "\n")
+    assert len(work.done()) == 19
+    bad.write_bytes(photo)
+    work.run()
+    assert len(read_prepared(work.out)[0]) == 60
+    assert work.verify() == 0
+
+
+def test_a_torn_line_loses_one_shard(work):
+    def stop(done, total):
+        if done >= 8:
+            raise KeyboardInterrupt
+
+    for num in (2, 3):  # the second time, with what was added after the torn line
+        with pytest.raises(KeyboardInterrupt):
+            work.run(stop if num == 2 else lambda done, total: stop(done - 4, total))
+        assert len(work.done()) == num
+        with open(work.out / "progress.jsonl", "ab") as log:
+            log.write(b'[["train", 8')
+    other = replace(work, image_size=SIZE + 1)
+    with pytest.raises(DataError, match="image_size"):  # not taken for an empty folder
+        other.run()
+    work.run()
+    assert work.verify() == 0
 
 
 def test_other_data_are_refused(work, tmp_path):

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -18,7 +20,7 @@ import pytest
 import ccfa
 from ccfa.data import read_photos
 from ccfa.deployment import serving as chapter
-from ccfa.deployment.serving import Limits
+from ccfa.deployment.serving import Limits, _Corrections
 from commands import COMMAND, environment
 from served import COLOURS, ColourModel, ask, picture, serving
 
@@ -263,6 +265,35 @@ def test_stored_photos_are_bounded(tmp_path, limits):
         answers = [ask(port, "POST", "/corrections?class=red", picture(size=size)).status for size in sizes]
         assert answers == [201, 201, 507]
         assert ask(port, "POST", "/corrections?class=blue", picture(size=sizes[0])).status == 201  # only moved
+
+
+@pytest.mark.parametrize("path", ["/predict", "/corrections?class=red"])
+def test_pixels_are_limited(tmp_path, path):
+    with serving(corrections=tmp_path, limits=Limits(pixels=1000)) as port:
+        response = ask(port, "POST", path, picture(size=(40, 30)))
+        assert (response.status, "40 x 30 pixels" in told(response)) == (400, True)
+        assert ask(port, "POST", path, picture(size=(30, 30))).status in (200, 201)
+
+
+def test_photos_may_be_moved_meanwhile(tmp_path, monkeypatch):
+    """A folder that goes away while it is listed counts for nothing; a photo that goes away has no size."""
+    with serving(corrections=tmp_path / "fixed") as port:
+        for name in ("blue", "red"):
+            ask(port, "POST", f"/corrections?class={name}", picture(name))
+        listed = os.listdir
+
+        def gone(path):
+            if str(path).endswith("blue"):
+                shutil.rmtree(path, ignore_errors=True)
+            return listed(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "listdir", gone)
+            response = ask(port, path="/corrections")
+        assert (response.status, json.loads(response.content)) == (200, {"corrections": {"red": 1}})
+        counted = _Corrections._photos
+        monkeypatch.setattr(_Corrections, "_photos", lambda self: [*counted(self), tmp_path / "moved.png"])
+        assert ask(port, "POST", "/corrections?class=green", picture("green")).status == 201
 
 
 def test_photo_that_cannot_be_stored(tmp_path, caplog):

@@ -81,6 +81,20 @@ def test_nothing_is_dropped_at_random():
     assert torch.equal(backbone(images).embedding, backbone(images).embedding)
 
 
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("ghostnet_050", {"drop_rate": 0.5}),
+        ("vit_dlittle_patch16_reg1_gap_256", {"attn_drop_rate": 0.5, "img_size": 64, "depth": 1}),
+    ],
+)
+def test_functions_drop_nothing_at_random(name, given):
+    """These models call dropout with a rate that is not of a layer of its own."""
+    module = timm.create_model(name, num_classes=0, **given)
+    backbone, images = TimmBackbone(module, 3, 64, "bicubic").train(), torch.rand(2, 3, 64, 64)
+    assert torch.equal(backbone(images).embedding, backbone(images).embedding)
+
+
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
 def test_a_model_compiles_as_one_graph(name):
     backbone, images = made(name, size=32), torch.rand(2, 3, 16, 16)
@@ -256,7 +270,7 @@ def test_an_experiment_takes_size_and_weights_from_the_model(photos, weights):
     assert len({one.name for one in (experiment, replace(experiment, image_size=64), smaller.experiment)}) == 3
 
 
-def test_first_stages_with_other_weights_are_not_mixed(photos, weights, tmp_path):
+def test_first_stages_with_other_weights_or_versions_are_not_mixed(photos, weights, tmp_path, monkeypatch):
     experiment = Experiment("finetune", data=str(photos), backbone=f"timm:{SMALL}", image_size=32)
     save_file({n: t + 1 for n, t in made().module.state_dict().items()}, tmp_path / "other.safetensors")
     (tmp_path / "same.safetensors").write_bytes(weights.read_bytes())
@@ -266,7 +280,10 @@ def test_first_stages_with_other_weights_are_not_mixed(photos, weights, tmp_path
         return first_stage_key(resolved, Acceleration(), torch.device("cpu"))
 
     assert key(weights) == key(tmp_path / "same.safetensors")
-    assert len({key("none"), key(weights), key(tmp_path / "other.safetensors")}) == 3
+    before = key("none")
+    assert len({before, key(weights), key(tmp_path / "other.safetensors")}) == 3
+    monkeypatch.setattr(timm, "__version__", "0.1")
+    assert key("none") != before
 
 
 def test_a_stopped_run_resumes_with_the_same_weights_only(call, photos, weights, tmp_path):
@@ -282,6 +299,16 @@ def test_a_stopped_run_resumes_with_the_same_weights_only(call, photos, weights,
     assert call("resume", "stopped")[0] == 0
     first, second = (tmp_path / name / "networks" / "stage-001.safetensors" for name in ("whole", "stopped"))
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_version_of_timm_is_written_down(call, photos, tmp_path, monkeypatch):
+    words = ("--data", photos, "--backbone", f"timm:{SMALL}", "--weights", "none", "--image-size", "32", *SHORT)
+    assert call("run", "finetune", "--out", "run", "--minutes", "0", *words)[0] == TIME_LIMIT_CODE
+    path = tmp_path / "run" / "environment.json"
+    assert json.loads(path.read_text())["timm"] == timm.__version__
+    monkeypatch.setattr(timm, "__version__", "0.1")
+    assert call("resume", "run")[0] == 0
+    assert "timm" in str(json.loads(path.read_text())["resumed"])
 
 
 def test_a_run_starts_from_the_network_of_another(call, photos, tmp_path):

@@ -28,6 +28,7 @@ VERSION = 1  # of what this file makes of an image: raise it when that changes, 
 MAX_PIXELS = 64_000_000
 MAX_BYTES = 300_000_000  # of a file: more than so many pixels need without compression
 MAX_IMAGE_SIZE = 4096
+_AT_ONCE = 2**18  # values that are scaled at once: float64 copies of a whole image would take gigabytes
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 Pixels = NDArray[np.uint8]
@@ -128,7 +129,7 @@ def decode_image(path: Path, framing: Framing) -> Pixels:
     return decode_bytes(read_regular(path, MAX_BYTES), framing)
 
 
-def decode_bytes(content: bytes, framing: Framing) -> Pixels:
+def decode_bytes(content: bytes, framing: Framing, max_pixels: int = MAX_PIXELS) -> Pixels:
     """Return the first frame of an image file, given as its bytes, as uint8 [3, size, size].
 
     The image is turned upright by its EXIF tag, laid over white where it is transparent, cropped to its centre
@@ -137,6 +138,7 @@ def decode_bytes(content: bytes, framing: Framing) -> Pixels:
     Args:
         content: The bytes of the file.
         framing: The size of the result and how it is cropped.
+        max_pixels: How many pixels may be unpacked. A large JPEG is unpacked at a fraction of its size.
 
     Raises:
         DataError: If the file cannot be used, with the reason.
@@ -150,13 +152,12 @@ def decode_bytes(content: bytes, framing: Framing) -> Pixels:
 
     try:
         with Image.open(io.BytesIO(content), formats=_formats()) as file:
-            width, height = file.size
-            if width * height > MAX_PIXELS:  # from the header, before any pixel is unpacked
-                raise DataError(f"has {width} x {height} pixels, expected at most {MAX_PIXELS // 10**6} million")
+            _require_pixels(file, MAX_PIXELS)  # from the header, before any pixel is unpacked
             # A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size: with twice the pixels that are needed, as in
             # Pillow's thumbnails, the result is nearly that of the whole image.
             enough = ceil(2 * framing.size / framing.crop)
             file.draft("RGB", (enough, enough))
+            _require_pixels(file, max_pixels)
             ImageOps.exif_transpose(file, in_place=True)
             square = _square(_rgb(file), framing)
     except UnidentifiedImageError:
@@ -168,6 +169,11 @@ def decode_bytes(content: bytes, framing: Framing) -> Pixels:
     except Exception as error:  # damaged files make Pillow raise almost anything
         raise DataError(f"cannot be decoded: {error}") from error
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+
+def _require_pixels(image: Image, limit: int) -> None:
+    if image.width * image.height > limit:
+        raise DataError(f"has {image.width} x {image.height} pixels, expected at most {limit / 10**6:g} million")
 
 
 def _decoder(framing: Framing) -> str:
@@ -200,13 +206,17 @@ def _rgb(image: Image) -> Image:
     from PIL import Image as Images
 
     if image.mode.startswith(("I", "F")):  # more than 8 bits, which Pillow would cut at 255 instead of scaling
-        values = np.asarray(image, np.float64)
-        if not np.isfinite(values).all():
+        values = np.asarray(image)
+        low, high = float(values.min()), float(values.max())
+        if not np.isfinite((low, high)).all():  # of values with a NaN, both are NaN
             raise DataError("holds NaN or infinite values")
-        low, high = values.min(), values.max()
         if image.mode != "F" and low >= 0 and high <= 65535:
             low, high = 0, 65535  # sixteen bits: the range is the format's
-        image = Images.fromarray(np.rint((values - low) * (255 / max(high - low, 1e-300))).astype(np.uint8))
+        scaled, factor = np.empty(values.size, np.uint8), 255 / max(high - low, 1e-300)
+        for first in range(0, values.size, _AT_ONCE):
+            some = values.reshape(-1)[first : first + _AT_ONCE].astype(np.float64)
+            scaled[first : first + _AT_ONCE] = np.rint((some - low) * factor)
+        image = Images.fromarray(scaled.reshape(values.shape))
     if not image.has_transparency_data:
         return image if image.mode == "RGB" else image.convert("RGB")
     opaque = Images.new("RGBA", image.size, "white")

@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -140,21 +140,31 @@ class Preparation:
         rows = [(part, row) for part in PARTS for row in range(len(self.source.files[part]))]
         left = len(rows) - self._num_done()
         chosen = rows[:: -(-len(rows) // SAMPLE)]
+
+        def decode(place: tuple[str, int]) -> None:
+            with suppress(DataError):  # the work itself names what is unreadable
+                self._decoded(*place)
+
         began = time.monotonic()
         with _pool(self._num_workers) as pool:
-            list(pool.map(lambda place: self._decoded(*place), chosen))
+            list(pool.map(decode, chosen))
         return (time.monotonic() - began) / len(chosen) * left
 
     def done(self) -> dict[Shard, Checks]:
-        """The shards that are done."""
+        """The shards that are done. One with an unreadable photo is not: the photo may be replaced."""
         try:
-            first, *lines = read_file(self.out / PROGRESS).decode().split("\n")[:-1]  # a last line may be torn
+            first, *lines = read_file(self.out / PROGRESS).splitlines()
             identity = json.loads(first)
-            shards = [json.loads(line) for line in lines]
         except (ModelError, ValueError):  # nothing was begun, or not even its first line was written
             return {}
         self._require_same(identity)
-        return {Shard(*place): checks for place, checks in shards}
+        shards: dict[Shard, Checks] = {}
+        for line in lines:
+            with suppress(ValueError):  # a torn line: its shard is decoded again
+                place, checks = json.loads(line)
+                if _all_readable(checks):
+                    shards[Shard(*place)] = checks
+        return shards
 
     def run(self, told: Told = lambda done, total: None) -> None:
         """Decode what is left, and write the index. A finished folder is left as it is."""
@@ -168,10 +178,10 @@ class Preparation:
         make_folder(self.out)
         with _held(self.out), disk_errors(f"write {self.out}"):
             done = self.done()
-            if not done:
-                for part in PARTS:
-                    write_atomically(self.out / f"{part}.txt", self.source.listing(part))
-                write_atomically(self.out / PROGRESS, json.dumps(self.identity) + "\n")
+            for part in PARTS:
+                write_atomically(self.out / f"{part}.txt", self.source.listing(part))
+            # Without a torn last line, to which the next one would be added.
+            write_atomically(self.out / PROGRESS, "".join(map(_line, (self.identity, *done.items()))))
             checks, bad = self._decode(done, told)
             if bad and not self.skip_bad:
                 raise DataError(
@@ -234,14 +244,16 @@ class Preparation:
             open(self.out / PROGRESS, "ab") as log,
             closing(self._results(shards, done, {"train": train, "test": test})) as results,  # before the files are
         ):
+            for part, descriptor in (("train", train), ("test", test)):  # also if its last photos are unreadable
+                os.ftruncate(descriptor, len(self.source.files[part]) * self.image_bytes)
             for shard, found in results:
                 for row, check in enumerate(found, start=shard.first):
                     if isinstance(check, int):
                         checks[shard.part][row] = check
                     else:
                         bad.append(f"  {self.source.root / self.source.files[shard.part][row]} {check}")
-                if shard not in done and (self.skip_bad or all(isinstance(check, int) for check in found)):
-                    log.write(json.dumps([shard, found]).encode() + b"\n")
+                if shard not in done and _all_readable(found):
+                    log.write(_line((shard, found)).encode())
                     log.flush()
                     os.fsync(log.fileno())
                 num_done += shard.last - shard.first
@@ -327,6 +339,14 @@ def _read_index(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     if facts.get("format") != FORMAT:
         raise DataError(f"{folder} was prepared by another version of ccfa. Delete it and prepare it again.")
     return tensors, facts
+
+
+def _all_readable(checks: Checks) -> bool:
+    return all(isinstance(check, int) for check in checks)
+
+
+def _line(record: Any) -> str:
+    return json.dumps(record) + "\n"
 
 
 @contextmanager

@@ -78,6 +78,7 @@ class Limits:
         at_once: How many images may be received, waiting and worked on at the same time. Further ones are refused.
         photos: How many corrected photos are stored.
         photo_bytes: How many bytes they have together.
+        pixels: How many pixels of an image may be unpacked. A large JPEG is unpacked at a fraction of its size.
 
     Example:
         >>> Limits(body_bytes=1_000_000).at_once
@@ -90,6 +91,7 @@ class Limits:
     at_once: int = 16
     photos: int = 10_000
     photo_bytes: int = 5_000_000_000
+    pixels: int = 25_000_000
 
 
 LIMITS = Limits()
@@ -131,7 +133,7 @@ def app(
         return Response(page, media_type="text/html", headers={"content-security-policy": policy})
 
     async def predict(request: Request) -> Response:
-        return _json(await desk.work(request, lambda content: _predicted(model, content)))
+        return _json(await desk.work(request, lambda content: _predicted(model, content, limits.pixels)))
 
     async def correct(request: Request) -> Response:
         if store is None:
@@ -328,22 +330,22 @@ async def _body(request: Request, limit: int, seconds: float) -> bytes:
     return b"".join(parts)
 
 
-def _predicted(model: Model, content: bytes) -> dict[str, object]:
-    return model.predict(_pixels(model, content), top=TOP)[0].to_dict()
+def _predicted(model: Model, content: bytes, max_pixels: int) -> dict[str, object]:
+    return model.predict(_pixels(model, content, max_pixels), top=TOP)[0].to_dict()
 
 
-def _pixels(model: Model, content: bytes) -> torch.Tensor:
+def _pixels(model: Model, content: bytes, max_pixels: int) -> torch.Tensor:
     if not content:
         raise HTTPException(400, "The request has no body. Send an image file: curl --data-binary @photo.jpg")
     try:
-        pixels = decode_bytes(content, model.framing)
+        pixels = decode_bytes(content, model.framing, max_pixels)
     except DataError as error:
         raise HTTPException(400, f"The image {error}.") from error
     return model.gray_if_needed(torch.from_numpy(pixels)[None])
 
 
 def _corrected(model: Model, store: "_Corrections", name: str, content: bytes) -> dict[str, object]:
-    _pixels(model, content)  # only images are stored
+    _pixels(model, content, store.limits.pixels)  # only images are stored
     try:
         with disk_errors(f"store a photo in {store.folder}"):
             return {"class": store.add(name, content), "photos": sum(store.counts().values())}
@@ -372,7 +374,10 @@ class _Corrections:
         digest = hashlib.sha256(content).hexdigest()[:32]
         photos = self._photos()
         earlier = [path for path in photos if path.stem == digest]
-        size = sum(path.stat().st_size for path in photos) + len(content)
+        size = len(content)
+        for path in photos:
+            with suppress(FileNotFoundError):  # its owner moves photos while the server runs
+                size += path.stat().st_size
         if not earlier and (len(photos) >= self.limits.photos or size > self.limits.photo_bytes):
             raise HTTPException(507, "The server stores no more photos. Its owner can learn from them and move them.")
         path = self.folder / name / f"{digest}.{_ending(content)}"
@@ -387,10 +392,14 @@ class _Corrections:
         return name
 
     def _photos(self) -> list[Path]:
-        if not self.folder.exists():
-            return []
-        folders = [entry.path for entry in os.scandir(self.folder) if entry.is_dir(follow_symlinks=False)]
-        return sorted(Path(path, name) for path in folders for name in os.listdir(path) if _STORED.fullmatch(name))
+        found: list[Path] = []
+        folders: list[str] = []
+        with suppress(FileNotFoundError):
+            folders = [entry.path for entry in os.scandir(self.folder) if entry.is_dir(follow_symlinks=False)]
+        for folder in folders:
+            with suppress(FileNotFoundError):  # it was moved since it was listed
+                found += [Path(folder, name) for name in os.listdir(folder) if _STORED.fullmatch(name)]
+        return sorted(found)
 
 
 def _class_name(text: str, known: Collection[str]) -> str:

@@ -22,6 +22,7 @@ from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.state import take_over
 from ccfa.methods.method import new_and_exemplars
+from ccfa.models.pretrained import timm_version
 from ccfa.plugins import plugins_digest
 
 # The layers whose code decides a first stage.
@@ -107,6 +108,7 @@ def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torc
         "precision": describe(acceleration),
         "device": device.type,
         "torch": str(torch.__version__),
+        "timm": timm_version(method.backbone),
         "code": _code_digest(Path(ccfa.__file__).parent) + plugins_digest(),
     }
     return hashlib.sha256(json.dumps(read, sort_keys=True, default=repr).encode()).hexdigest()[:32]

@@ -45,13 +45,14 @@ from ccfa.learning.acceleration import (
 from ccfa.learning.learner import EVALUATION_BATCH
 from ccfa.learning.processes import ALONE, Processes, own_device, require_shareable, several
 from ccfa.learning.state import restore, state_of
+from ccfa.models.pretrained import timm_version
 from ccfa.plugins import loaded_plugins
 from ccfa.settings import Running
 
 DEFAULTS = Running()
 PHASE_SECONDS = 10.0  # the end of a phase is stored unless the last checkpoint is younger
 NETWORKS_PER_CHECKPOINT = 4  # the network, the previous one, the first one, and momentum
-DECIDES_BITS = ("ccfa", "commit", "torch", "numpy", "device", "threads", "acceleration", "processes")
+DECIDES_BITS = ("ccfa", "commit", "torch", "timm", "numpy", "device", "threads", "acceleration", "processes")
 TIME_LIMIT_CODE = 75
 # Clusters send SIGUSR1 or SIGUSR2 some time before they end a job.
 HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -87,7 +88,8 @@ def run(
         suit_threads(math.prod(resolved.train.shape))  # before the threads are written down
     if processes.number > 1:
         require_shareable(resolved.method)
-    begun_in = environment(device, acceleration, processes.number) | {"at_once": running.at_once}
+    begun_in = environment(device, acceleration, processes.number, timm_version(resolved.method.backbone))
+    begun_in["at_once"] = running.at_once
     with directory.entered(resolved.config, begun_in, new):
         if directory.is_finished():
             processes.tell({})
@@ -410,7 +412,8 @@ def _write_results(resolved: Resolved, recorder: Recorder) -> None:
 def _note_surroundings(recorder: Recorder, number: int) -> None:
     """Warn about, and write down, what may change the last bits of the results of a continued run."""
     directory, learner = recorder.directory, recorder.learner
-    now = environment(learner.device, learner.acceleration, learner.processes.number)
+    timm = timm_version(learner.method.backbone)
+    now = environment(learner.device, learner.acceleration, learner.processes.number, timm)
     try:
         begun = directory.environment
     except ModelError:
@@ -461,13 +464,16 @@ def _write_end(directory: Run, error: BaseException) -> None:
             error.add_note(f"The traceback is in {directory.path / ERRORS}; the last checkpoint is kept.")
 
 
-def environment(device: torch.device, acceleration: Acceleration, num_processes: int = 1) -> dict[str, Any]:
+def environment(
+    device: torch.device, acceleration: Acceleration, num_processes: int = 1, timm: str | None = None
+) -> dict[str, Any]:
     """Return versions, commit, device, precision, threads and processes as plain values, for environment.json."""
     return {
         "ccfa": ccfa.__version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
+        **({"timm": timm} if timm else {}),  # of a run whose backbone is a model of timm
         "numpy": np.__version__,
         "device": describe_device(device),
         "torch_device": str(device),

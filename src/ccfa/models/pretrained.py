@@ -138,8 +138,9 @@ class TimmBackbone(nn.Module):
         if not hasattr(module, "forward_intermediates"):
             raise UsageError(f"timm does not give the maps of {type(module).__name__}, so it cannot be a backbone.")
         for layer in module.modules():
-            if "Drop" in type(layer).__name__:  # their random numbers are in no checkpoint
-                vars(layer).update(dict.fromkeys(vars(layer).keys() & {"p", "drop_prob"}, 0.0))
+            # What is dropped at random is in no checkpoint. Some models drop in functions, at a rate of their own.
+            rates = {"p", "drop_prob"} if "Drop" in type(layer).__name__ else {"drop_rate", "attn_drop_p"}
+            vars(layer).update(dict.fromkeys(vars(layer).keys() & rates, 0.0))
         self.dim = self._measured(channels)
 
     def forward(self, images: Tensor, mixing: MapMixing | None = None) -> Features:
@@ -249,6 +250,11 @@ def timm_model(builder: BackboneBuilder) -> Timm | None:
     if isinstance(builder, FromFile):
         return timm_model(builder.backbone)
     return builder if isinstance(builder, Timm) else None
+
+
+def timm_version(builder: BackboneBuilder) -> str | None:
+    """Return the version of timm if a builder makes one of its models: it decides what is computed."""
+    return None if timm_model(builder) is None else str(import_timm().__version__)
 
 
 def load_weights(backbone: Backbone, file: Path | str) -> Loaded:
