@@ -94,7 +94,8 @@ def run(
         else:
             try:
                 directory.set_status("running")
-                processes.tell({"config": directory.config, "acceleration": asdict(acceleration)})
+                task = {"config": directory.config, "device": device.type, "acceleration": asdict(acceleration)}
+                processes.tell(task)
                 phases = resolved.method.phases(resolved.stages[0])
                 with memory_errors_explained(phases[0].batch_size if phases else EVALUATION_BATCH):
                     learner = Learner(
