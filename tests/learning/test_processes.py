@@ -13,6 +13,7 @@ from ccfa.augmentation.mixing import ManifoldMixup
 from ccfa.data import Transforms
 from ccfa.errors import UsageError
 from ccfa.learning import Learner
+from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.processes import ALONE, Processes, joined, own_device, several
 from ccfa.learning.shared_batch_norm import shared_batch_norm
 from ccfa.methods import METHODS, Step, Term, with_image_augmentation
@@ -174,6 +175,13 @@ def test_manifold_mixup_is_refused():
     method = with_image_augmentation(tiny("replay"), ManifoldMixup())
     with pytest.raises(UsageError, match="Manifold Mixup"):
         Learner(method, toy_images(), device="cpu", processes=Processes(0, 2))
+
+
+def test_several_processes_neither_compile_nor_capture():
+    fast = Acceleration("float32", compile=True, graph=True)
+    shared = Learner(tiny("replay"), toy_images(), device="cpu", acceleration=fast, processes=Processes(0, 2))
+    assert shared.acceleration == Acceleration("float32", compile=False, graph=False)
+    assert Learner(tiny("replay"), toy_images(), device="cpu", acceleration=fast).acceleration == fast
 
 
 def test_without_torchrun_there_is_one_process(monkeypatch):

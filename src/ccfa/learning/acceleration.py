@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -43,6 +43,10 @@ class Acceleration:
         if precision not in (None, "float32"):
             raise UsageError(f"--precision {precision} needs a GPU; on a CPU everything is float32.")
         return cls()
+
+    def shared_by(self, num_processes: int) -> "Acceleration":
+        """The same for processes that share a step: several neither compile nor capture it."""
+        return self if num_processes == 1 else replace(self, compile=False, graph=False)
 
     def place(self, network: Network, device: torch.device) -> Network:
         """The network on its device, in the memory layout that is fast there."""
