@@ -247,7 +247,11 @@ class Learner:
 
     def embeddings(self, rows: Tensor, flip: bool = False) -> Tensor:
         """Embeddings of training images, in evaluation mode with the test transform."""
-        parts = (self.train.images[part] for part in rows.split(evaluation_batch(self.train.shape)))
+        images, chosen = self.train.images, rows.split(evaluation_batch(self.train.shape))
+        if isinstance(images, Streamed):
+            parts = images.ahead(part.cpu() for part in chosen)
+        else:
+            parts = (images[part] for part in chosen)
         return self._embed(part.flip(3) if flip else part for part in parts)
 
     def new_classes(self) -> list[Tensor]:
