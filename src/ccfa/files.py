@@ -26,7 +26,7 @@ from torch import Tensor, uint8
 from ccfa.errors import DataError, ModelError, ResourceError
 
 TEXT_LIMIT = 2**27  # bytes of a JSON file or a log
-TENSOR_LIMIT = 2**32
+TENSOR_LIMIT = 2**36  # a checkpoint holds four networks, of which one may have gigabytes
 STALE_SECONDS = 3600  # a temporary file that was not written to for so long has no writer any more
 
 

@@ -25,7 +25,7 @@ from toys import STAGES
 CPU = Running(device="cpu")
 
 
-def shared_run(path, first=lambda: None, other=lambda: None, stop=None, resolve=None):
+def shared_run(path, first=lambda: None, other=lambda: None, stop=None, resolve=None, asked=CPU):
     """How the processes of a shared toy run end; `first` and `other` are called at their beginning."""
     resolved = toy_resolved()
 
@@ -33,7 +33,7 @@ def shared_run(path, first=lambda: None, other=lambda: None, stop=None, resolve=
         with joined("cpu") as processes:
             if processes.rank:
                 other()
-                return follow(CPU, processes, resolve or (lambda *_: resolved))
+                return follow(asked, processes, resolve or (lambda *_: resolved))
             first()
             return run(resolved, Run(path), CPU, None, stop, processes=processes).overall
 
@@ -97,6 +97,12 @@ def test_a_run_continues_with_another_number(tmp_path, alone, begun_by):
     resembles(path, alone)
     (resumed,) = Run(path).environment["resumed"]
     assert resumed["differences"]["processes"] == [begun_by, 3 - begun_by]
+
+
+def test_all_processes_use_the_device_of_process_0(tmp_path):
+    """A run that began on a CPU goes on there, although a GPU machine's processes were asked for any device."""
+    elsewhere = Running(device="cuda")
+    assert [code for code, _ in shared_run(tmp_path / "run", asked=elsewhere)] == [0, 0]
 
 
 def test_a_signal_to_one_stops_all(tmp_path):

@@ -50,6 +50,16 @@ def test_streaming_changes_no_bit(streamed, name):
     assert all(torch.equal(weights[key], other_weights[key]) for key in weights)
 
 
+def test_embedding_reads_ahead(streamed, monkeypatch):
+    def waits(images, rows):
+        raise AssertionError("the network waits for the file")
+
+    monkeypatch.setattr(Streamed, "__getitem__", waits)
+    rows, train = torch.tensor([5, 0, 71]), toy_images()
+    found = Learner(tiny("podnet"), streamed(train), device="cpu").embeddings(rows, flip=True)
+    assert torch.equal(found, Learner(tiny("podnet"), train, device="cpu").embeddings(rows, flip=True))
+
+
 def test_training_sees_windows_and_evaluation_centres(streamed):
     learner = Learner(replace(tiny("podnet", epochs=1), transforms=WINDOWS), streamed(toy_images()), device="cpu")
     learner.learn(STAGES[0])

@@ -9,10 +9,10 @@ from torch import Tensor
 from ccfa.errors import ModelError, Notice, Stopped
 from ccfa.experiments.experiment import Resolved, experiment_of, resolve
 from ccfa.experiments.run_directory import differences, two_columns
-from ccfa.experiments.running import AgreedStop, acceleration_of, evaluate, stoppable
+from ccfa.experiments.running import AgreedStop, evaluate, stoppable
 from ccfa.learning import Learner, Observer, Progress
-from ccfa.learning.acceleration import Acceleration
-from ccfa.learning.processes import Processes
+from ccfa.learning.acceleration import Acceleration, images_on
+from ccfa.learning.processes import Processes, own_device
 from ccfa.learning.state import restore
 from ccfa.settings import Experiment, Running
 
@@ -38,7 +38,7 @@ def follow(
     """Do the part of this process in the run that process 0 runs.
 
     Args:
-        running: How to run. The experiment and the precision are those of process 0.
+        running: How to run. The experiment, the device and the precision are those of process 0.
         processes: The processes. This one is not the first.
         resolve: Finds the data and the method of an experiment.
     """
@@ -56,7 +56,7 @@ def follow(
             resolved.train,
             seed=experiment.seed,
             batch_seed=experiment.batch_seed,
-            device=acceleration_of(running)[0],
+            device=own_device(task["device"]),
             acceleration=Acceleration(**task["acceleration"]),
             processes=processes,
         )
@@ -65,7 +65,7 @@ def follow(
         place, tensors = processes.told()
         if tensors:
             restore(learner, tensors, place["learner"])
-        test = resolved.test.to(learner.device)
+        test = images_on(learner.device, resolved.test)
         for stage in resolved.stages[place["num_done"] :]:
             learner.learn(stage)
             evaluate(learner, test.subset(test.rows(0, stage.num_seen)))

@@ -84,6 +84,7 @@ def run(
     processes, the first one calls this function and the others call `follow`.
     """
     experiment, (device, acceleration) = resolved.experiment, acceleration_of(running)
+    acceleration = acceleration.shared_by(processes.number)
     if device.type == "cpu":
         suit_threads(math.prod(resolved.train.shape))  # before the threads are written down
     if processes.number > 1:
@@ -96,7 +97,8 @@ def run(
         else:
             try:
                 directory.set_status("running")
-                processes.tell({"config": directory.config, "acceleration": asdict(acceleration)})
+                task = {"config": directory.config, "device": device.type, "acceleration": asdict(acceleration)}
+                processes.tell(task)
                 phases = resolved.method.phases(resolved.stages[0])
                 with memory_errors_explained(phases[0].batch_size if phases else EVALUATION_BATCH):
                     learner = Learner(
@@ -120,10 +122,9 @@ def run(
 
 
 def acceleration_of(running: Running) -> tuple[torch.device, Acceleration]:
-    """Return the device, and how fast to be on it; several processes neither compile nor capture their steps."""
-    device, alone = own_device(running.device), not several()
-    compiled, captured = running.compile and alone, running.graph and alone
-    return device, Acceleration.for_device(device, running.precision, compiled, captured)
+    """Return the device, and how fast to be on it."""
+    device = own_device(running.device)
+    return device, Acceleration.for_device(device, running.precision, running.compile, running.graph)
 
 
 def finished(directory: Run, resolved: Resolved, running: Running) -> Report | None:

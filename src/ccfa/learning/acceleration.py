@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -44,6 +44,10 @@ class Acceleration:
             raise UsageError(f"--precision {precision} needs a GPU; on a CPU everything is float32.")
         return cls()
 
+    def shared_by(self, num_processes: int) -> "Acceleration":
+        """The same for processes that share a step: several neither compile nor capture it."""
+        return self if num_processes == 1 else replace(self, compile=False, graph=False)
+
     def place(self, network: Network, device: torch.device) -> Network:
         """The network on its device, in the memory layout that is fast there."""
         if device.type == "cuda":
@@ -53,7 +57,14 @@ class Acceleration:
         return network.to(device)
 
     def features(self, backbone: Backbone, images: Tensor, mixing: MapMixing | None = None) -> Features:
-        """A training step's features: maps in the working precision, the embedding in float32."""
+        """A training step's features: maps in the working precision, the embedding in float32.
+
+        A process without images in a batch computes those of one blank image and drops them, since not every backbone
+        takes an empty batch. Batch norm does take one, and would learn from the blank image.
+        """
+        if not len(images) and not _learns_statistics(backbone):
+            maps, embedding = self.features(backbone, images.new_zeros(1, *images.shape[1:]), mixing)
+            return Features(tuple(level[:0] for level in maps), embedding[:0])
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)
         # Compiled as a function of the backbone, so that one compilation serves every stage's network.
@@ -101,6 +112,10 @@ class Acceleration:
 def _forward(backbone: Backbone, images: Tensor, mixing: MapMixing | None) -> Features:
     features: Features = backbone(images) if mixing is None else backbone(images, mixing)
     return features
+
+
+def _learns_statistics(backbone: Backbone) -> bool:
+    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training for layer in backbone.modules())
 
 
 @functools.cache

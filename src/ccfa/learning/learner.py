@@ -113,7 +113,7 @@ class Learner:
         self.seed = seed
         self.batch_seed = seed if batch_seed is None else batch_seed
         self.observer: Observer = observer or Unobserved()
-        self.acceleration = acceleration or Acceleration.for_device(self.device)
+        self.acceleration = (acceleration or Acceleration.for_device(self.device)).shared_by(processes.number)
         self.processes = processes
         self.memory = ExemplarMemory(method.memory)
         self.terms = [term().to(self.device) for term in method.terms]
@@ -248,7 +248,11 @@ class Learner:
 
     def embeddings(self, rows: Tensor, flip: bool = False) -> Tensor:
         """Embeddings of training images, in evaluation mode with the test transform."""
-        parts = (self.train.images[part] for part in rows.split(evaluation_batch(self.train.shape)))
+        images, chosen = self.train.images, rows.split(evaluation_batch(self.train.shape))
+        if isinstance(images, Streamed):
+            parts = images.ahead(part.cpu() for part in chosen)
+        else:
+            parts = (images[part] for part in chosen)
         return self._embed(part.flip(3) if flip else part for part in parts)
 
     def new_classes(self) -> list[Tensor]:
@@ -341,6 +345,8 @@ class Learner:
         found = []
         for part in parts:
             self.on_pause()
-            own = function(transform(part[self.processes.own(len(part))].to(self.device)))
-            found.append(self.processes.whole(own, len(part)))
+            own = part[self.processes.own(len(part))]
+            images = own if len(own) else part[:1]  # not every backbone takes an empty batch
+            results = function(transform(images.to(self.device)))[: len(own)]
+            found.append(self.processes.whole(results, len(part)))
         return torch.cat(found)
