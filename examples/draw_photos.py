@@ -79,6 +79,7 @@ def main(place: Path, count: int = 40) -> None:
             chance = random.Random(shape)
             for number in range(count):
                 picture(shape, chance).save(folder / f"{number:03d}.jpg", quality=85)
+        print(f"Drew {count} pictures of each of {len(shapes)} classes in {place / part}")
 
 
 if __name__ == "__main__":

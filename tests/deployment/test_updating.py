@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 import time
+import unicodedata
 from dataclasses import replace
 
 import pytest
@@ -329,3 +330,17 @@ def test_read_out_learns_more_photos_alone(place):
     assert after.config["updates"][-1]["more_of"] == ["a", "b"]
     assert not torch.equal(after.state.network["head.new"], before.state.network["head.new"])
     assert len(ccfa.learn(place / "model", place / "second").class_names) == 5
+
+
+def test_names_in_other_letters_are_the_same_class(place):
+    """A Mac writes umlauts as two letters."""
+    for form, count in (("NFC", 6), ("NFD", 12)):
+        folder = draw(place / form, "ab", count=count)
+        (folder / "a").rename(folder / unicodedata.normalize(form, "\u00c4pfel"))
+    ccfa.learn(place / "model", place / "NFC", READ_OUT)
+    plan = plan_update(place / "model", place / "NFD", Learning(more=True))
+    assert (plan.new, plan.more) == ((), ("b", "\u00c4pfel"))
+    draw(place / "case", "B")
+    assert any(
+        "'b', which the model knows" in note for note in plan_update(place / "model", place / "case", Learning()).notes
+    )

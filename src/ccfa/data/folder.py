@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import unicodedata
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -266,8 +267,12 @@ def _class_folders(root: Path) -> dict[str, Path]:
     """The class folders by class name, sorted."""
     visible = [path for path in _listed(root) if not _is_left_by_systems(path.name)]
     # Names are UTF-8 on disk, also where the locale knows only ASCII.
-    named = ((os.fsencode(path.name).decode("utf-8", "surrogateescape"), path) for path in visible)
-    folders = {name: path for name, path in named if os.path.isdir(path)}
+    named = [(os.fsencode(path.name).decode("utf-8", "surrogateescape"), path) for path in visible if path.is_dir()]
+    folders = {unicodedata.normalize("NFC", name): path for name, path in named}  # a Mac writes names in other letters
+    if len(folders) < len(named):
+        names = [unicodedata.normalize("NFC", name) for name, _ in named]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{root} has two folders that are both called {twice!r}, in different Unicode forms.")
     if loose := [path.name for path in visible if path.suffix.lower() in _ENDINGS and not os.path.isdir(path)]:
         raise DataError(f"{root} has images outside the class folders, such as {loose[0]!r}. {_EXPECTED}")
     if not folders:

@@ -103,9 +103,11 @@ class ModelFolder:
     def require_unused(self) -> None:
         """Refuse a folder that holds something else than a model."""
         ours = {_NEXT, _READY, _DISCARDED, HISTORY, ".lock"}
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"{self.path} is a file. Name a new folder for the model.")
         if self.path.exists() and not self.holds_model():
             with disk_errors(f"read {self.path}"):
-                foreign = sorted(set(os.listdir(self.path)) - ours) if self.path.is_dir() else [self.path.name]
+                foreign = sorted(set(os.listdir(self.path)) - ours)
             if foreign:
                 raise UsageError(
                     f"{self.path} is not a model and not an empty folder (it holds {foreign[0]!r}). "
@@ -115,7 +117,14 @@ class ModelFolder:
     def read(self) -> State:
         """Return the model as it is, with every file verified; anything damaged is a ModelError."""
         if not self.holds_model():
-            raise ModelError(f"{self.path} is not a model: it has no {CONFIG}. `ccfa learn` or `ccfa model` makes one.")
+            reason = (
+                f"it has no {CONFIG}"
+                if self.path.is_dir()
+                else "it is a file"
+                if self.path.exists()
+                else "it does not exist"
+            )
+            raise ModelError(f"{self.path} is not a model: {reason}. `ccfa learn` or `ccfa model` makes one.")
         for attempt in range(_ATTEMPTS):
             try:
                 return self._read(self._place)

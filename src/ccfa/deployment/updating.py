@@ -123,7 +123,7 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
     old = tuple(name for name in found if name in known)
     if not new and not asked.more:
         raise UsageError(
-            f"There is nothing to learn: the model knows all {len(found)} classes of {folder} already. Use --more to "
+            f"There is nothing to learn: the model knows every class of {folder} already. Use --more (more=True) to "
             f"learn from more photos of them."
         )
     notes = list(photos.findings())
@@ -147,6 +147,12 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
             "The backbone starts from random weights. A pretrained one, such as --backbone timm:resnet18.a1_in1k, "
             "recognises far more of a small folder (see docs/photos.md)."
         )
+    folded = {name.casefold(): name for name in known}
+    notes += [
+        f"{name!r} is a new class, beside {folded[name.casefold()]!r}, which the model knows. Is it the same?"
+        for name in new
+        if name.casefold() in folded
+    ]
     if stage.num_seen == 1:
         notes.append("There is one class only, so every prediction is right. Learn a second one.")
     return Plan(

@@ -26,7 +26,7 @@ from ccfa.deployment import (
     load_model,
     plan_update,
 )
-from ccfa.errors import DataError, ModelError, UsageError
+from ccfa.errors import DataError, ModelError, Stopped, UsageError
 from ccfa.files import csv_text, write_atomically
 from ccfa.learning import Progress
 from ccfa.reporting.tables import counted, duration, number, percent
@@ -43,12 +43,17 @@ def learn_shown(
     plan = plan_update(path, folder, asked, running)
     for line in told(plan):
         console.print(line, soft_wrap=True)
-    console.print(f"This will take about {duration(estimated_seconds(plan, running))}.", soft_wrap=True)
+    seconds = estimated_seconds(plan, running)
+    console.print(f"This will take about {duration(seconds) if seconds >= 1 else 'a second'}.", soft_wrap=True)
     if dry_run:
         console.print("Nothing was changed (--dry-run).")
         return None
-    with Watching(console) as watching:
-        model = carry_out(plan, running, watching)
+    try:
+        with Watching(console) as watching:
+            model = carry_out(plan, running, watching)
+    except (KeyboardInterrupt, Stopped):
+        console.print(f"{path} is unchanged." if plan.before else "No model was written.", soft_wrap=True)
+        raise
     last = model.config["updates"][-1]
     what = counted(len(plan.new), "class", "es") if plan.new else f"more photos of {shortened(plan.more)}"
     console.print(f"Learned {what} in {duration(last['seconds'])}. {_measured(model)}", soft_wrap=True)
@@ -61,7 +66,8 @@ def told(plan: Plan) -> Iterator[str]:
     yield from plan.notes
     count = counted(len(plan.new), "new class", "es")
     if plan.before:
-        yield f"{plan.folder.path} knows {counted(plan.stage.num_old, 'class', 'es')} and will learn {count}."
+        learns = f" and will learn {count}" if plan.new else ""
+        yield f"{plan.folder.path} knows {counted(plan.stage.num_old, 'class', 'es')}{learns}."
     else:
         yield f"{plan.folder.path} will be a new model with {counted(len(plan.new), 'class', 'es')}."
     if plan.more:
@@ -73,7 +79,7 @@ def told(plan: Plan) -> Iterator[str]:
     from_memory = f" and {counted(kept, 'image')} of the model's memory" if kept else ""
     held = counted(len(plan.held_out) if plan.held_out else 0, "image")
     photos = len(plan.train) - kept
-    yield f"It learns from {counted(photos, 'photo')}{from_memory}, and is measured on {held} that are held out."
+    yield f"It learns from {counted(photos, 'photo')}{from_memory}, and is measured on {held} held out."
 
 
 def _measured(model: Model) -> str:
@@ -187,12 +193,12 @@ def _csv_row(one: Prediction, top: int) -> list[object]:
 
 
 def _prediction_table(rows: list[Prediction], top: int) -> Table:
-    table = Table(Column("file", overflow="fold"), "class", "confidence", "", *(["also possible"] if top > 1 else []))
+    table = Table(Column("file", overflow="fold"), "class", "confidence", "note", *(["then"] if top > 1 else []))
     for one in rows:
         if one.error:
             table.add_row(str(one.path), "-", "-", one.error)
             continue
-        others = ", ".join(f"{name} {percent(share, 0)} %" for name, share in one.top[1:3] if share >= 0.01)
+        others = ", ".join(f"{name} {percent(share, 0)} %" for name, share in one.top[1:top])
         note = "unlike the learned images" if one.unfamiliar else ""
         cells = [str(one.path), one.name, f"{percent(one.confidence, 1)} %", note]
         table.add_row(*cells, *([others] if top > 1 else []))
