@@ -268,7 +268,8 @@ def _class_folders(root: Path) -> dict[str, Path]:
     visible = [path for path in _listed(root) if not _is_left_by_systems(path.name)]
     # Names are UTF-8 on disk, also where the locale knows only ASCII.
     named = [(os.fsencode(path.name).decode("utf-8", "surrogateescape"), path) for path in visible if path.is_dir()]
-    folders = {unicodedata.normalize("NFC", name): path for name, path in named}  # a Mac writes names in other letters
+    # A Mac writes names in other letters.
+    folders = dict(sorted((unicodedata.normalize("NFC", name), path) for name, path in named))
     if len(folders) < len(named):
         names = [unicodedata.normalize("NFC", name) for name, _ in named]
         twice = next(name for name in names if names.count(name) > 1)
