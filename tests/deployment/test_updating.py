@@ -119,6 +119,13 @@ def test_a_photo_is_used_once_in_the_life_of_a_model(place):
         plan_update(place / "model", place / "first", Learning(more=True))
 
 
+def test_a_class_of_known_photos_alone_is_refused(learned, place):
+    draw(place / "renamed", "a")
+    (place / "renamed" / "a").rename(place / "renamed" / "x")
+    with pytest.raises(UsageError, match="'x'"):
+        plan_update(copied(learned, place), place / "renamed", Learning())
+
+
 def test_a_photo_of_two_classes_is_not_measured_with(place):
     for number in range(10):
         shutil.copy(place / f"first/a/{number:02d}.png", place / f"first/b/copy{number}.png")

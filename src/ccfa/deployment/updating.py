@@ -132,6 +132,10 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
     if chosen.num_known:
         notes.append(f"{chosen.num_known} of these photos have been learned or held out before. They are left out.")
     used = {photos.images.class_names[label] for label in photos.images.labels[chosen.train + chosen.held_out].tolist()}
+    if empty := [name for name in new if name not in used]:
+        raise UsageError(
+            f"All photos of the new class {empty[0]!r} have been learned before, as photos of other classes."
+        )
     more = tuple(name for name in old if name in used)
     left_out = tuple(name for name in old if name not in used)
     if not new and not more:
