@@ -1,24 +1,28 @@
 """Several processes with one learner: the same training as by one, and one memory."""
 
+import time
 from dataclasses import asdict, replace
+from datetime import timedelta
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed import TCPStore
 from torch.nn import functional as F
 
 from ccfa.augmentation.mixing import ManifoldMixup
 from ccfa.data import Transforms
-from ccfa.errors import UsageError
+from ccfa.errors import ResourceError, UsageError
 from ccfa.learning import Learner
+from ccfa.learning import processes as module
 from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.processes import ALONE, Processes, joined, own_device, several
 from ccfa.learning.shared_batch_norm import shared_batch_norm
 from ccfa.methods import METHODS, Step, Term, with_image_augmentation
 from ccfa.models import Features
-from teams import together
+from teams import in_processes, together, torchrun_variables
 from toys import STAGES, TOY, Recorder, Shortened, plugged, rows_of, tiny, toy_images
 
 
@@ -189,6 +193,38 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
     assert not several()
     with joined("cpu") as processes:
         assert processes is ALONE
+
+
+def test_a_script_joins_twice():
+    """The second time, process 1 finds the store of the first time, which process 0 is about to close."""
+
+    def script():
+        for _ in range(2):
+            with joined("cpu") as processes:
+                pass
+            time.sleep(0 if processes.rank else 0.3)
+            del processes  # the store closes
+
+    assert in_processes(script) == [(0, None)] * 2
+
+
+def test_a_missing_process_is_named(monkeypatch):
+    """Where torchrun keeps the store, the store does not wait for the others."""
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    for name, value in torchrun_variables(1, 3, store.port).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(module, "MEETING", timedelta(seconds=0.1))
+    with pytest.raises(ResourceError, match=r"of 3, number 0, 2 did not start"), joined("cpu"):
+        pass
+
+
+def test_more_processes_than_gpus(monkeypatch):
+    for name, value in torchrun_variables(2, 4, 0).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ResourceError, match="--nproc-per-node 2"):
+        own_device("cuda")
 
 
 def test_a_numbered_gpu_is_refused(monkeypatch):

@@ -31,6 +31,7 @@ from ccfa.models import Features
 # A process that ends closes its connections, which the others notice at once. This limit is for one that hangs. Process
 # 0 may need hours to prepare a large data set while the others wait.
 TIMEOUT = timedelta(hours=2)
+MEETING = timedelta(minutes=10)  # how long the first processes wait for the last one to start
 FAREWELL = timedelta(seconds=10)  # how long the others wait for process 0 to end first; torchrun kills after 30 seconds
 SAVING = timedelta(minutes=5)  # the same without an error, where process 0 stores a checkpoint or writes its pages
 READING = timedelta(seconds=2)  # how long process 0 waits until another one knows that it ends
@@ -211,8 +212,13 @@ def own_device(name: str) -> torch.device:
         raise UsageError(
             f"Of several processes each has a GPU of its own, so --device {name} cannot be met. Leave it out."
         )
-    kind = pick_device(name).type
-    return pick_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if kind == "cuda" else kind)
+    kind, place = pick_device(name).type, int(os.environ.get("LOCAL_RANK", 0))
+    if kind == "cuda" and place >= (num_gpus := torch.cuda.device_count()):
+        raise ResourceError(
+            f"Each process needs a GPU of its own, and this machine has {num_gpus} for more processes. Call torchrun "
+            f"with --nproc-per-node {num_gpus}, or train on CPUs with --device cpu."
+        )
+    return pick_device(f"cuda:{place}" if kind == "cuda" else kind)
 
 
 @contextmanager
@@ -237,14 +243,13 @@ def joined(device: str = "auto") -> Iterator[Processes]:
         return
     kind = own_device(device).type
     try:
-        store, rank, number = next(rendezvous("env://", timeout=TIMEOUT))
-        store = dist.PrefixStore(  # type: ignore[attr-defined]
-            f"ccfa-{next(_joined)}", store
-        )
+        store, rank, number = _met(f"ccfa-{next(_joined)}")
         backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=number, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
-        raise ResourceError(f"The processes could not be connected: {error}. Check how torchrun was called.") from error
+        raise ResourceError(
+            f"The processes could not be connected: {str(error).rstrip('.')}. Check how torchrun was called."
+        ) from error
     processes = Processes(rank, number, store)
     try:
         yield processes
@@ -252,6 +257,33 @@ def joined(device: str = "auto") -> Iterator[Processes]:
         processes.leave(error)
         raise
     processes.leave(None)
+
+
+def _met(prefix: str) -> tuple[Any, int, int]:
+    """The store, the number of this process and how many there are, once every process has come."""
+    limit = time.monotonic() + MEETING.total_seconds()
+    while True:
+        store, rank, number = next(rendezvous("env://", timeout=MEETING))
+        store = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+        store.set_timeout(TIMEOUT)
+        try:
+            _meet(store, rank, number)
+            return store, rank, number
+        except dist.DistNetworkError:  # process 0 was just closing the store of its last run
+            if time.monotonic() >= limit:
+                raise
+            time.sleep(0.05)
+
+
+def _meet(store: Any, rank: int, number: int) -> None:
+    """Wait for every process. Connecting them would wait as long as for one that hangs."""
+    keys = [f"process {rank}" for rank in range(number)]
+    store.set(keys[rank], "here")
+    try:
+        store.wait(keys, MEETING)
+    except dist.DistStoreError as error:
+        missing = ", ".join(key.removeprefix("process ") for key in keys if not store.check([key]))
+        raise RuntimeError(f"of {number}, number {missing} did not start within {MEETING}") from error
 
 
 def require_shareable(method: Method) -> None:
