@@ -80,7 +80,7 @@ def test_two_processes_train_as_one(name, augmentation):
     agrees_with_one_process(plugged(tiny(name), augmentation))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_with_uneven_parts(name):
     agrees_with_one_process(tiny(name, epochs=1), number=3)
