@@ -1,6 +1,6 @@
 """A trained model: opened from its folder, asked for predictions, measured on photos."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ccfa.data import Framing, Transforms, cache_folder, decode_files, find_images, read_photos
+from ccfa.data.images import some
 from ccfa.deployment.folder import ModelFolder, State
 from ccfa.deployment.scoring import Calibration, Classifier, probabilities, score
 from ccfa.errors import DataError, ModelError, UsageError
@@ -168,7 +169,7 @@ class Model:
         if isinstance(images, Tensor | np.ndarray):
             return self._predicted(self._checked(torch.as_tensor(images)), top)
         paths = [images] if isinstance(images, str | Path) else images
-        return list(self.predict_files(_files(paths), top))
+        return list(self.predict_files(expanded(paths), top))
 
     def predict_files(self, paths: Iterable[Path], top: int = 5) -> Iterator[Prediction]:
         """Predict the class of each file, one after the other; the files are read in chunks."""
@@ -239,9 +240,7 @@ class Model:
             if truth != prediction.name:
                 wrong.append(told)
         if not confusion.any():
-            raise DataError(
-                f"No class of {folder} is known to the model. Its classes are {_shortened(self.class_names)}."
-            )
+            raise DataError(f"No class of {folder} is known to the model. Its classes are {some(self.class_names)}.")
         return Evaluation(self.class_names, confusion, tuple(wrong), tuple(unknown), photos.unreadable)
 
     def learn(self, folder: Path | str, asked: "Learning | None" = None) -> "Model":
@@ -281,14 +280,11 @@ def _require_some(top: int) -> None:
         raise UsageError(f"At least one class must be listed for each image, got {top}.")
 
 
-def _files(paths: Iterable[Path | str]) -> Iterator[Path]:
+def expanded(paths: Iterable[Path | str]) -> Iterator[Path]:
+    """The files that are meant: a folder stands for the images in it, and for itself if there are none."""
     for given in paths:
         path = Path(given)
-        if path.is_dir():
-            yield from find_images(path)
-        else:
-            yield path
-
-
-def _shortened(names: Sequence[str], num: int = 10) -> str:
-    return ", ".join([*names[:num], *([f"and {len(names) - num} more"] if len(names) > num else [])])
+        try:
+            yield from find_images(path) if path.is_dir() else [path]
+        except DataError:
+            yield path  # reading it will say why

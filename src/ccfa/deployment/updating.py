@@ -48,7 +48,7 @@ class Plan:
         before: The model as it is, or None for a new one.
         experiment: The method with its options.
         method: The method.
-        photos: What was found in the folder.
+        framing: How photos become the model's images.
         new: The classes that the model will learn.
         more: The known classes of which it will learn more photos.
         left_out: The known classes whose photos are not used.
@@ -56,7 +56,8 @@ class Plan:
         held_out: The images to measure with.
         stage: The stage to learn.
         digests: Of the photos that are learned or held out, (photos, 16), by which they are recognised later.
-        notes: What the user should know.
+        notes: What was found, and what else the user should know.
+        keep: How many earlier states stay.
     """
 
     folder: ModelFolder
@@ -64,7 +65,6 @@ class Plan:
     experiment: Experiment
     method: Method
     framing: Framing
-    photos: Photos
     new: tuple[str, ...]
     more: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -73,7 +73,24 @@ class Plan:
     stage: Stage
     digests: Tensor
     notes: tuple[str, ...]
-    asked: Learning
+    keep: int
+
+    @property
+    def num_kept(self) -> int:
+        """How many images the model has in its memory."""
+        return len(self.before.state.memory.labels) if self.before and self.before.state.memory else 0
+
+    @property
+    def num_measured(self) -> int:
+        """How many held-out images the model will be measured on, with those of which it has kept the features."""
+        features = len(self.before.state.learner.get("held_out.labels", ())) if self.before else 0
+        images = len(self.held_out or ())
+        return features + images - self.num_held_before if features else images
+
+    @property
+    def num_held_before(self) -> int:
+        """How many of the held-out images the model has kept from earlier updates."""
+        return len(self.before.state.held_out.labels) if self.before and self.before.state.held_out else 0
 
 
 def learn(
@@ -137,7 +154,6 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
             f"All photos of the new class {empty[0]!r} have been learned before, as photos of other classes."
         )
     more = tuple(name for name in old if name in used)
-    left_out = tuple(name for name in old if name not in used)
     if not new and not more:
         raise UsageError(f"There is nothing to learn: all photos of {folder} have been learned before.")
     if more and not new and not _learns_more(method):
@@ -160,9 +176,21 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
     if stage.num_seen == 1:
         notes.append("There is one class only, so every prediction is right. Learn a second one.")
     return Plan(
-        place, before, experiment, method, framing, photos, new, more, left_out, train, held_out, stage,
-        chosen.digests, tuple(notes), asked,
-    )  # fmt: skip
+        folder=place,
+        before=before,
+        experiment=experiment,
+        method=method,
+        framing=framing,
+        new=new,
+        more=more,
+        left_out=() if asked.more else old,
+        train=train,
+        held_out=held_out,
+        stage=stage,
+        digests=chosen.digests,
+        notes=tuple(notes),
+        keep=asked.keep,
+    )
 
 
 def _require_sound(asked: Learning) -> None:
@@ -383,7 +411,7 @@ def carry_out(plan: Plan, running: Running = DEFAULTS, observer: Observer | None
         if plan.more:
             _conclude_more(learner, plan)
         state = _state(plan, learner, time.monotonic() - began)
-        plan.folder.replace(state, plan.asked.keep)
+        plan.folder.replace(state, plan.keep)
     return Model(plan.folder.path, state, learner.device)
 
 
@@ -426,8 +454,8 @@ def _state(plan: Plan, learner: Learner, seconds: float) -> State:
         experiment=plan.experiment,
         framing=plan.framing,
         held_out=plan.held_out,
-        earlier={**plan.before.state.network, **plan.before.state.learner} if plan.before else None,
-        num_stored=len(plan.before.state.held_out.labels) if plan.before and plan.before.state.held_out else 0,
+        earlier=plan.before.state.learner if plan.before else None,
+        num_stored=plan.num_held_before,
         classes=classes,
         updates=[*config.get("updates", []), update],
         number=config.get("state", 0) + 1,
@@ -452,23 +480,22 @@ def new_state(
 ) -> State:
     """The state of a model that a learner has become: what it keeps, measured on images it was not trained on.
 
-    `classes` and `updates` are completed: the memory of each class, and the accuracies. `earlier` may hold the
-    embeddings of held-out images of earlier updates, and the directions of earlier classes.
+    `classes` and `updates` are completed: the memory of each class, and the accuracies. `earlier` has what the
+    model kept besides its learner: digests of photos, and embeddings of held-out images.
     """
     method, num_seen = learner.method, learner.stage.num_seen
     rule, transforms = rule_name(method.predict), method.transforms
     tensors, facts = state_of(learner)
     network = {name.removeprefix("network."): part for name, part in tensors.items() if name.startswith("network.")}
     rest = {name: part for name, part in tensors.items() if not name.startswith(("network.", "memory."))}
-    frozen = is_frozen(method, learner.stage)
-    directions = _directions(learner, frozen, (earlier or {}).get("directions"))
+    directions = _directions(learner)
     if directions is not None:
         network["directions"] = directions
     classifier = Classifier(learner.network.frozen_copy(), transforms, 1.0, directions, rule == "nearest_mean")
     rest["photos"] = torch.cat([*([earlier["photos"]] if earlier else []), digests])
     embeddings, of_embeddings = _held_embeddings(classifier, held_out, earlier or {}, num_stored)
     (scores, familiarity), labels = read(classifier, embeddings), of_embeddings.numpy()
-    if frozen:  # embeddings never change, so they serve later updates without the photos
+    if is_frozen(method, learner.stage):  # embeddings never change, so they serve later updates without the photos
         rest |= {"held_out.embeddings": embeddings, "held_out.labels": of_embeddings}
     right = scores.argmax(axis=1) == labels
     kept = [len(rows) for rows in learner.memory.classes] or [0] * num_seen
@@ -510,17 +537,12 @@ def is_frozen(method: Method, stage: Stage) -> bool:
     return not any(phase.epochs for phase in method.phases(Stage(stage.index + 1, stage.num_seen, stage.num_seen + 1)))
 
 
-def _directions(learner: Learner, frozen: bool, earlier: Tensor | None) -> Tensor | None:
-    """The mean direction of each class: of its exemplars or, if the backbone never changes, of all its images."""
+def _directions(learner: Learner) -> Tensor | None:
+    """The mean direction of each class: of its exemplars, or of all its images if a read-out has added them up."""
     if learner.memory.classes:
         return learner.class_means()
-    if not frozen:
-        return None  # those of old classes have moved, and nothing tells where to
-    known = torch.empty(0, learner.network.backbone.dim) if earlier is None else earlier
-    labels = range(len(known), learner.stage.num_seen)
-    rows = [learner.train.rows(label, label + 1) for label in labels]
-    new = [F.normalize(F.normalize(learner.embeddings(one)).mean(dim=0), dim=0) for one in rows]
-    return torch.stack([*known.to(learner.device), *new])
+    sums = [term.directions for term in learner.terms if isinstance(term, RidgeReadOut)]
+    return F.normalize(sums[0]) if sums else None  # elsewhere old classes have moved, and nothing tells where to
 
 
 def _held_embeddings(

@@ -217,6 +217,7 @@ class RidgeReadOut(Term):
     gram: Tensor
     products: Tensor
     counts: Tensor  # images of each class (classes,)
+    directions: Tensor  # the sum of the directions of their embeddings (classes, dim): where a class lies
     ridge: Tensor  # the last one in use; 0 before the first stage
 
     def __init__(self, ridge: float | None, balanced: bool = False) -> None:
@@ -226,6 +227,7 @@ class RidgeReadOut(Term):
         self.register_buffer("gram", torch.empty(0, dtype=torch.float64))
         self.register_buffer("products", torch.empty(0, dtype=torch.float64))
         self.register_buffer("counts", torch.empty(0, dtype=torch.float64))
+        self.register_buffer("directions", torch.empty(0))
         self.register_buffer("ridge", torch.zeros((), dtype=torch.float64))
 
     def forward(self, step: Step) -> Tensor:
@@ -239,7 +241,7 @@ class RidgeReadOut(Term):
         labels = torch.cat([torch.full_like(own, learner.stage.num_old + place) for place, own in enumerate(classes)])
         order = torch.randperm(len(rows), generator=learner.generator("read-out"), device=rows.device)
         embeddings, labels = learner.embeddings(rows)[order], labels[order]
-        num_fitted, weights = int(FITTED * len(rows)), self._weights(head, labels)
+        num_fitted, weights = int(FITTED * len(rows)), self._weights(head, embeddings, labels)
         parts = (slice(num_fitted), slice(num_fitted, None))
         fitted, held_out = (
             Sums.of(head, embeddings[part], labels[part], None if weights is None else weights[part]) for part in parts
@@ -259,10 +261,13 @@ class RidgeReadOut(Term):
             self.ridge.fill_(float((fitted.gram + held_out.gram).trace()) / len(fitted.gram))
         self._learn(head, fitted, held_out)
 
-    def _weights(self, head: ReadOutHead, labels: Tensor) -> Tensor | None:
-        """The weight of each image, or None if all are 1; the images are counted."""
-        self.counts = F.pad(self.counts.to(labels.device), (0, head.num_classes - len(self.counts)))
+    def _weights(self, head: ReadOutHead, embeddings: Tensor, labels: Tensor) -> Tensor | None:
+        """The weight of each image, or None if all are 1; the images are counted, and their directions added up."""
+        self.counts = F.pad(self.counts, (0, head.num_classes - len(self.counts)))
         self.counts += labels.bincount(minlength=head.num_classes)
+        known = self.directions.view(-1, embeddings.shape[1])
+        self.directions = F.pad(known, (0, 0, 0, head.num_classes - len(known)))
+        self.directions.index_add_(0, labels, F.normalize(embeddings).to(self.directions))
         return 1 / self.counts[labels] if self.balanced else None
 
     @torch.no_grad()
@@ -288,7 +293,7 @@ class RidgeReadOut(Term):
         known = require_read_out(head)
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < head.num_classes:
             raise UsageError(f"More images must be of the {head.num_classes} classes that were learned, got {labels}.")
-        self._learn(known, Sums.of(known, embeddings, labels, self._weights(known, labels)))
+        self._learn(known, Sums.of(known, embeddings, labels, self._weights(known, embeddings, labels)))
 
     def _learn(self, head: ReadOutHead, *parts: Sums) -> None:
         """Add to G and Q, with columns for classes that are new, and solve."""

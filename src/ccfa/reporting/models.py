@@ -2,19 +2,17 @@
 
 import json
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Literal
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Column, Table
-from rich.text import Text
 from torch import Tensor
 
+from ccfa.data.images import some
 from ccfa.deployment import (
     Evaluation,
     Model,
@@ -26,10 +24,12 @@ from ccfa.deployment import (
     load_model,
     plan_update,
 )
+from ccfa.deployment.model import expanded
 from ccfa.errors import DataError, ModelError, Stopped, UsageError
 from ccfa.files import csv_text, write_atomically
 from ccfa.learning import Progress
 from ccfa.reporting.tables import counted, duration, number, percent
+from ccfa.reporting.terminal import StatusLine
 from ccfa.settings import Learning, Running
 
 LISTED = 10
@@ -49,13 +49,13 @@ def learn_shown(
         console.print("Nothing was changed (--dry-run).")
         return None
     try:
-        with Watching(console) as watching:
-            model = carry_out(plan, running, watching)
+        with StatusLine(console) as status:
+            model = carry_out(plan, running, Watching(status))
     except (KeyboardInterrupt, Stopped):
         console.print(f"{path} is unchanged." if plan.before else "No model was written.", soft_wrap=True)
         raise
     last = model.config["updates"][-1]
-    what = counted(len(plan.new), "class", "es") if plan.new else f"more photos of {shortened(plan.more)}"
+    what = counted(len(plan.new), "class", "es") if plan.new else f"more photos of {some(plan.more)}"
     console.print(f"Learned {what} in {duration(last['seconds'])}. {_measured(model)}", soft_wrap=True)
     console.print(f"The model is in {path}. Next: ccfa predict {path} PHOTOS", soft_wrap=True)
     return model
@@ -71,15 +71,12 @@ def told(plan: Plan) -> Iterator[str]:
     else:
         yield f"{plan.folder.path} will be a new model with {counted(len(plan.new), 'class', 'es')}."
     if plan.more:
-        yield f"Known already, and learned from more photos: {shortened(plan.more)}."
+        yield f"Known already, and learned from more photos: {some(plan.more)}."
     if plan.left_out:
-        yield f"Known already, and left out (--more uses their photos): {shortened(plan.left_out)}."
-    stored = plan.before.state.memory if plan.before else None
-    kept = len(stored.labels) if stored else 0
-    from_memory = f" and {counted(kept, 'image')} of the model's memory" if kept else ""
-    held = counted(len(plan.held_out) if plan.held_out else 0, "image")
-    photos = len(plan.train) - kept
-    yield f"It learns from {counted(photos, 'photo')}{from_memory}, and is measured on {held} held out."
+        yield f"Known already, and left out (--more uses their photos): {some(plan.left_out)}."
+    from_memory = f" and {counted(plan.num_kept, 'image')} of the model's memory" if plan.num_kept else ""
+    photos, held = len(plan.train) - plan.num_kept, counted(plan.num_measured, "held-out image")
+    yield f"It learns from {counted(photos, 'photo')}{from_memory}, and is measured on {held}."
 
 
 def _measured(model: Model) -> str:
@@ -92,41 +89,17 @@ def _measured(model: Model) -> str:
     return f"{found}."
 
 
-def shortened(names: Iterable[str]) -> str:
-    names = list(names)
-    more = [f"and {len(names) - LISTED} more"] if len(names) > LISTED else []
-    return ", ".join([*names[:LISTED], *more])
-
-
 class Watching:
-    """Shows how far learning has come: one line that is redrawn, or a line every few seconds where it cannot be."""
+    """Shows how far learning has come."""
 
-    def __init__(self, console: Console) -> None:
-        redraws = console.is_terminal and not console.is_dumb_terminal
-        self.console = console
-        self.live = Live(console=console, auto_refresh=False, transient=True) if redraws else None
-        self.pause = 0.1 if redraws else 5.0
-        self.last_shown = time.monotonic()
-
-    def __enter__(self) -> "Watching":
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.live:
-            self.live.stop()
+    def __init__(self, line: StatusLine) -> None:
+        self.line = line
 
     def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
-        if time.monotonic() - self.last_shown >= self.pause:
-            self.last_shown = time.monotonic()
+        if self.line.is_due():
             epoch = f"epoch {progress.epoch + 1}/{progress.num_epochs}"
-            line = f"{progress.phase}, {epoch}, batch {progress.batch + 1}/{progress.num_batches}, "
-            line += f"loss {float(losses['loss']):.3f}"
-            if self.live:
-                self.live.update(Text(line), refresh=True)
-            else:
-                self.console.print(line, soft_wrap=True)
+            batch = f"batch {progress.batch + 1}/{progress.num_batches}"
+            self.line.show(f"{progress.phase}, {epoch}, {batch}, loss {float(losses['loss']):.3f}")
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
         """Batches are shown."""
@@ -139,44 +112,37 @@ def predict_shown(
     model = load_model(path, device)
     if not inputs:
         raise UsageError("Name photos or folders to predict, or - to read their names from the standard input.")
-    predictions = model.predict_files(_named(inputs, stdin), top)
-    number, errors = 0, []
+    predictions = model.predict_files(expanded(_named(inputs, stdin)), top)
+    total, errors = 0, []
     rows: list[Prediction] = []
-    for number, one in enumerate(predictions, start=1):
+    for total, one in enumerate(predictions, start=1):
         if one.error:
             errors.append(one.error)
         if form == "json":
             console.file.write(json.dumps(one.to_dict(), ensure_ascii=False) + "\n")
         elif form == "csv":
-            if number == 1:
+            if total == 1:
                 console.file.write(csv_text([_csv_head(top)]))
             console.file.write(csv_text([_csv_row(one, top)]))
         else:
             rows.append(one)
-    if not number:
+    if not total:
         raise DataError("There are no photos to predict.")
     if form == "table":
         console.print(_prediction_table(rows, top))
-    if len(errors) == number:
+    if len(errors) == total:
         raise DataError(f"None of the photos could be read; the first one {errors[0]}.")
     if errors:
-        print(f"{counted(len(errors), 'file')} of {number} could not be read.", file=sys.stderr)
+        print(f"{counted(len(errors), 'file')} of {total} could not be read.", file=sys.stderr)
 
 
-def _named(inputs: tuple[str, ...], stdin: IO[str]) -> Iterator[Path]:
-    from ccfa.data import find_images
-
+def _named(inputs: tuple[str, ...], stdin: IO[str]) -> Iterator[str]:
+    """The names that were typed, with those of the standard input where a - stands."""
     for name in inputs:
         if name == "-":
-            lines = (line.rstrip("\r\n") for line in stdin)
-            yield from (Path(line) for line in lines if line)
-        elif Path(name).is_dir():
-            try:
-                yield from find_images(Path(name))
-            except DataError:
-                yield Path(name)  # without photos: it is reported as a file that cannot be read
+            yield from filter(None, (line.rstrip("\r\n") for line in stdin))
         else:
-            yield Path(name)
+            yield name
 
 
 def _csv_head(top: int) -> list[str]:
@@ -225,7 +191,7 @@ def show_evaluation(found: Evaluation, console: Console, out: Path | None = None
     console.print(f"{right} of {counted(found.images, 'photo')} recognised: {accuracy}.", soft_wrap=True)
     if found.unknown:
         flagged = sum(one.unfamiliar for _, one in found.unknown)
-        names = shortened(sorted({truth for truth, _ in found.unknown}))
+        names = some(sorted({truth for truth, _ in found.unknown}))
         console.print(
             f"{counted(len(found.unknown), 'photo')} of classes that the model does not know ({names}): "
             f"{flagged} were flagged as unlike the learned images.",
@@ -255,13 +221,13 @@ def show_history(path: Path, console: Console) -> None:
     for index, update in enumerate(config["updates"], start=1):
         classes += len(update["new_classes"])
         note = "now" if index == len(config["updates"]) else "kept" if index in states.values() else ""
-        more = f" (and more of {shortened(update['more_of'])})" if update["more_of"] else ""
+        more = f" (and more of {some(update['more_of'])})" if update["more_of"] else ""
         accuracy = "-" if update["accuracy"] is None else f"{percent(update['accuracy'], 1)} %"
         table.add_row(
             str(index),
             update["date"].replace("T", " ")[:16],
             str(classes),
-            (shortened(update["new_classes"]) or "none") + more,
+            (some(update["new_classes"]) or "none") + more,
             str(update["photos"]),
             accuracy,
             duration(update["seconds"]),
@@ -282,7 +248,7 @@ def undo_shown(path: Path, console: Console) -> None:
     with folder.held():
         gone = "the damaged state"
         with suppress(ModelError):
-            gone = shortened(folder.read_config()["updates"][-1]["new_classes"]) or "more photos of known classes"
+            gone = some(folder.read_config()["updates"][-1]["new_classes"]) or "more photos of known classes"
         folder.undo()
         after = folder.read_config()
     count = counted(len(after["classes"]), "class", "es")

@@ -2,7 +2,7 @@
 
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -42,27 +42,17 @@ class Output(Console):
             raise SystemExit(BROKEN_PIPE_CODE) from None
 
 
-class Display:
-    """Shows a run: one permanent line after each stage and, in between, where it stands.
+class StatusLine:
+    """Where work stands: on a screen one line that is redrawn in place, elsewhere a plain line every few seconds."""
 
-    On a screen that is a live line, redrawn in place; elsewhere a plain line every few seconds. One of several runs
-    at once has its name before each line, and a line once a minute.
-    """
-
-    def __init__(self, resolved: Resolved, console: Console, several: bool = False) -> None:
+    def __init__(self, console: Console, several: bool = False) -> None:
         self.console = console
-        self.prefix = f"{resolved.experiment.name}  " if several else ""
-        self.num_stages = len(resolved.stages)
-        self.plan = planned_images(resolved)
-        self.other_rule = "nearest_mean" if rule_name(resolved.method.predict) == "logits" else "logits"
-        self.done = self.done_here = 0  # images; the speed is that of this process
-        self.accuracies: list[float] = []
-        self.began = self.last_shown = time.monotonic()
         redraws = console.is_terminal and not console.is_dumb_terminal and not several
         self.live = Live(console=console, auto_refresh=False, transient=True) if redraws else None
         self.pause = 60.0 if several else 0.1 if redraws else 5.0  # seconds between lines
+        self.last_shown = time.monotonic()
 
-    def __enter__(self) -> "Display":
+    def __enter__(self) -> Self:
         if self.live:
             self.live.start()
         return self
@@ -71,10 +61,37 @@ class Display:
         if self.live:
             self.live.stop()
 
+    def is_due(self) -> bool:
+        return time.monotonic() - self.last_shown >= self.pause
+
+    def show(self, line: str) -> None:
+        self.last_shown = time.monotonic()
+        if self.live:
+            self.live.update(Text(line), refresh=True)
+        else:
+            self.console.print(line, soft_wrap=True)
+
+
+class Display(StatusLine):
+    """Shows a run: one permanent line after each stage and, in between, where it stands.
+
+    One of several runs at once has its name before each line, and a line once a minute.
+    """
+
+    def __init__(self, resolved: Resolved, console: Console, several: bool = False) -> None:
+        super().__init__(console, several)
+        self.prefix = f"{resolved.experiment.name}  " if several else ""
+        self.num_stages = len(resolved.stages)
+        self.plan = planned_images(resolved)
+        self.other_rule = "nearest_mean" if rule_name(resolved.method.predict) == "logits" else "logits"
+        self.done = self.done_here = 0  # images; the speed is that of this process
+        self.accuracies: list[float] = []
+        self.began = self.last_shown
+
     def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
         self.done += progress.batch_size
         self.done_here += progress.batch_size
-        if time.monotonic() - self.last_shown >= self.pause:
+        if self.is_due():
             self._show(progress)
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
@@ -95,8 +112,7 @@ class Display:
         self.console.print(self.prefix + "  ".join([*parts, f"{result['seconds']:.1f} s"]), soft_wrap=True)
 
     def _show(self, progress: Progress, *extra: str) -> None:
-        self.last_shown = time.monotonic()
-        rate = self.done_here / max(self.last_shown - self.began, 1e-9)
+        rate = self.done_here / max(time.monotonic() - self.began, 1e-9)
         left = max(sum(self.plan) - self.done, 0) / max(rate, 1e-9)
         parts = [
             f"stage {progress.stage.index + 1}/{self.num_stages}",
@@ -108,11 +124,7 @@ class Display:
         ]
         if self.accuracies:
             parts.append("accuracies " + " ".join(f"{percent(one, 1)}%" for one in self.accuracies[-ACCURACIES_SHOWN:]))
-        line = self.prefix + " · ".join(parts)
-        if self.live:
-            self.live.update(Text(line), refresh=True)
-        else:
-            self.console.print(line, soft_wrap=True)
+        self.show(self.prefix + " · ".join(parts))
 
 
 def planned_images(resolved: Resolved) -> list[int]:
