@@ -156,14 +156,19 @@ def pick_device(name: str) -> torch.device:
         raise UsageError(f"Unknown device {name!r}. Known: auto, cpu, cuda, cuda:0, ...") from None
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"Device {name!r} is not supported. Known: auto, cpu, cuda, cuda:0, ...")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if device.type == "cuda" and (device.index or 0) >= count_gpus():
         raise ResourceError(
-            f"There is no device {name}: torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices. "
+            f"There is no device {name}: torch {torch.__version__} finds {count_gpus()} CUDA devices. "
             f"Try --device cpu, or install a CUDA build of torch (see docs/usage.md)."
         )
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # streams, graphs and kernels are made on the current one
     return device
+
+
+def count_gpus() -> int:
+    """The number of CUDA devices that torch finds."""
+    return torch.cuda.device_count()
 
 
 def describe_device(device: torch.device) -> str:

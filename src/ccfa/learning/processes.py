@@ -24,7 +24,7 @@ from ccfa.augmentation import MixedImages, Samples
 from ccfa.augmentation.mixing import ManifoldMixup
 from ccfa.errors import ResourceError, Stopped, UsageError
 from ccfa.files import packed, unpacked
-from ccfa.learning.acceleration import pick_device
+from ccfa.learning.acceleration import count_gpus, pick_device
 from ccfa.methods import Method, Step, Term
 from ccfa.models import Features
 
@@ -213,7 +213,7 @@ def own_device(name: str) -> torch.device:
             f"Of several processes each has a GPU of its own, so --device {name} cannot be met. Leave it out."
         )
     kind, place = pick_device(name).type, int(os.environ.get("LOCAL_RANK", 0))
-    if kind == "cuda" and place >= (num_gpus := torch.cuda.device_count()):
+    if kind == "cuda" and place >= (num_gpus := count_gpus()):
         raise ResourceError(
             f"Each process needs a GPU of its own, and this machine has {num_gpus} for more processes. Call torchrun "
             f"with --nproc-per-node {num_gpus}, or train on CPUs with --device cpu."
