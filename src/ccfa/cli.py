@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 # imported when a verb is called: `ccfa --help` answers at once.
 
 
+@dataclass(frozen=True, kw_only=True)
+class _TakesPlugins:
+    plugin: UseAppendAction[tuple[Path, ...]] = ()
+    """A Python file that registers your own methods, backbones or data sets."""
+
+
 @dataclass(frozen=True)
 class Run:
     """Train a method over all stages and write a run directory."""
@@ -142,7 +148,7 @@ class Compare:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Figure(_TakesPlugins):
     """Draw a figure of the paper from runs, as PNG and PDF, with its numbers as CSV and a caption."""
 
     kind: Positional[Literal["tsne", "cka", "accuracy"]]
@@ -161,15 +167,11 @@ class Figure:
     """The seed of random choices."""
     estimator: Literal["biased", "unbiased"] = "biased"
     """The estimator of cka. Compare biased values only if they are of the same number of images."""
-    plugin: UseAppendAction[tuple[Path, ...]] = ()
-    """A Python file that registers your own methods, backbones or data sets."""
 
     def __call__(self, console: "Console") -> None:
         from ccfa.learning.acceleration import pick_device
         from ccfa.reporting.figures import FigureOptions, write_figure
 
-        for path in self.plugin:
-            load_plugin(path)
         options = FigureOptions(self.data_dir, pick_device(self.device), self.images, self.seed, self.estimator)
         with console.status("Looking at the runs; networks of many stages take minutes on a CPU."):
             files = write_figure(self.kind, self.runs, self.out, options)
@@ -216,7 +218,7 @@ class Learn:
 
 
 @dataclass(frozen=True)
-class Predict:
+class Predict(_TakesPlugins):
     """Predict the classes of photos, with confidences."""
 
     model: _MODEL
@@ -237,7 +239,7 @@ class Predict:
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(_TakesPlugins):
     """Measure a model on a folder of photos: accuracy by class, confusions, wrong photos."""
 
     model: _MODEL
@@ -302,7 +304,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Export:
+class Export(_TakesPlugins):
     """Write a model as one file that predicts without ccfa, compared with the model before it is written."""
 
     model: _MODEL
@@ -325,7 +327,7 @@ class Export:
 
 
 @dataclass(frozen=True)
-class Serve:
+class Serve(_TakesPlugins):
     """Serve a model on the web: post an image and get its classes, or drop a photo on a page."""
 
     model: _MODEL
@@ -391,21 +393,17 @@ class Prepare:
 
 
 @dataclass(frozen=True)
-class List:
+class List(_TakesPlugins):
     """List methods, data sets, options and whatever else can be chosen."""
 
     what: Positional[Literal["methods", "datasets", "scenarios", "orders", "backbones", "options", "tables"]]
     """What to list. options are those of every method, tables those of the paper."""
     name: Annotated[Positional[str], arg(metavar="NAME")] = ""
     """List only the options of this method, of ccfa, or of a kind of mixing."""
-    plugin: UseAppendAction[tuple[Path, ...]] = ()
-    """A Python file that registers your own methods, backbones or data sets."""
 
     def __call__(self, console: "Console") -> None:
         from ccfa.reporting.inventory import catalogue
 
-        for path in self.plugin:
-            load_plugin(path)
         for table in catalogue(self.what, self.name):
             console.print(table)
 
@@ -476,6 +474,9 @@ def main() -> None:
         _require_folder()
         from ccfa.reporting.terminal import Output
 
+        if isinstance(verb, _TakesPlugins):
+            for path in verb.plugin:
+                load_plugin(path)
         verb(Output())
     except BrokenPipeError:  # the reader of our output, `head` say, has enough
         sys.stderr.close()

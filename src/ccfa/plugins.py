@@ -99,7 +99,7 @@ def loaded_plugins() -> dict[str, str]:
 def load_plugin(path: Path | str) -> ModuleType:
     """Import a Python file, so that the methods, backbones and data sets it registers can be used by name.
 
-    A file is imported once. Loading it again returns the same module. Runs record the file's name and digest.
+    A file is imported once. Loading it again returns the same module. Runs and models record its name and digest.
 
     Args:
         path: The Python file. Its code is executed.
@@ -118,7 +118,7 @@ def load_plugin(path: Path | str) -> ModuleType:
     if path.is_file():
         name = f"ccfa_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        if _loaded.setdefault(path.name, digest) != digest:  # the name stands for the digest in every run's record
+        if _loaded.setdefault(path.name, digest) != digest:  # the name stands for the digest in every record
             raise UsageError(f"Another plug-in named {path.name}, or another version of it, is loaded already.")
         if name in sys.modules:
             return sys.modules[name]

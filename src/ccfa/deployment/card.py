@@ -76,6 +76,9 @@ def _written(config: Mapping[str, Any]) -> str:
         f"{shown['size']} x {shown['size']} pixels, {shown['interpolation']}; divided by 255, normalised with mean "
         f"{_numbers(shown['mean'])} and standard deviation {_numbers(shown['std'])}.",
     ]
+    if plugins := config.get("plugins"):
+        names = ", ".join(map(_cell, plugins))
+        lines.append(f"- Plug-ins: {names}. The model does not contain them; give them to ccfa with `--plugin`.")
     if kept := sum(one["memory"] for one in classes):
         lines.append(
             f"- Memory: {kept} images, in `exemplars/`. Leave that folder out to share the model without photos: "

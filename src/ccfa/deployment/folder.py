@@ -334,6 +334,7 @@ def _checked_config(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         sound = {
             "the number of the state": type(content["state"]) is int and content["state"] > 0,
             "the size of the images": shown["channels"] in (1, 3) and type(shown["size"]) is int,
+            "the plug-ins": isinstance(content.get("plugins", {}), dict),
             "the classes": len(set(names)) == len(names) > 0,
         }
         if wrong := [name for name, holds in sound.items() if not holds]:

@@ -1,6 +1,7 @@
 """A trained model: opened from its folder, asked for predictions, measured on photos."""
 
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,12 +15,13 @@ from ccfa.data import Framing, Transforms, cache_folder, decode_files, find_imag
 from ccfa.data.images import some
 from ccfa.deployment.folder import ModelFolder, State
 from ccfa.deployment.scoring import Calibration, Classifier, probabilities, score
-from ccfa.errors import DataError, ModelError, UsageError
+from ccfa.errors import DataError, ModelError, Notice, UsageError
 from ccfa.experiments.experiment import experiment_method, experiment_of
 from ccfa.files import damage_named
 from ccfa.learning.acceleration import pick_device
 from ccfa.learning.state import network_of
 from ccfa.methods import Method
+from ccfa.plugins import loaded_plugins
 from ccfa.settings import Experiment
 
 if TYPE_CHECKING:
@@ -135,7 +137,7 @@ class Model:
             transforms = Transforms(mean, std, scale=(0.08, 1.0) if centre < 1 else None, centre=centre)
             self.rule = str(config["rule"])
             stage_index = int(config["learner"]["stage"][0])
-        self.method: Method = experiment_method(self.experiment)
+        self.method = _method_of(path, self.experiment, config.get("plugins", {}))
         weights = dict(state.network)
         directions = weights.pop("directions", None)
         network = network_of(self.method, self.channels, stage_index, weights)
@@ -260,10 +262,26 @@ class Model:
         return learn(self.path, folder, asked)
 
 
+def _method_of(path: Path, experiment: Experiment, plugins: Mapping[str, str]) -> Method:
+    """Build the model's method. Plug-ins that it was made with are named if they are missing, and never loaded."""
+    loaded = loaded_plugins()
+    if changed := [name for name in plugins if loaded.get(name, plugins[name]) != plugins[name]]:
+        told = f"{path} was made with another version of {some(changed)}, so its predictions may have changed."
+        warnings.warn(Notice(told), stacklevel=4)
+    try:
+        return experiment_method(experiment)
+    except UsageError as error:
+        if missing := sorted(plugins.keys() - loaded.keys()):
+            told = f"{path} was made with plug-ins: add --plugin {' --plugin '.join(missing)}"
+            raise UsageError(f"{told} (in Python, call ccfa.load_plugin before).") from error
+        raise
+
+
 def load_model(path: Path | str, device: str = "auto") -> Model:
     """Open a model that `ccfa learn` or `ccfa model` has made.
 
-    Every file is verified, and nothing in it can execute code.
+    Every file is verified, and nothing in it can execute code. A method or a backbone of your own must be registered
+    before: import its module, or call `load_plugin`.
 
     Args:
         path: The model's folder.

@@ -15,6 +15,7 @@ from ccfa.experiments.run_directory import Run
 from ccfa.experiments.running import DEFAULTS, acceleration_of, resolve_again
 from ccfa.learning import Learner
 from ccfa.learning.state import restore
+from ccfa.plugins import load_plugin
 from ccfa.settings import Running
 
 
@@ -24,11 +25,13 @@ def model_of_run(run: Path | str, out: Path | str, running: Running = DEFAULTS) 
     Args:
         run: The run directory. Its data must be at hand.
         out: The model's folder, which is created. A folder that holds something is refused.
-        running: The device, and where the data are.
+        running: The device, where the data are, and plug-ins.
 
     Returns:
         The model. Its accuracies and its calibration are those on the run's test images.
     """
+    for plugin in running.plugin:
+        load_plugin(plugin)
     directory, folder = Run(run), ModelFolder(out)
     if folder.holds_model():
         raise UsageError(f"{out} holds a model already. Choose another folder.")
@@ -76,6 +79,7 @@ def model_of_run(run: Path | str, out: Path | str, running: Running = DEFAULTS) 
     state = new_state(
         learner,
         experiment=experiment,
+        plugins=directory.config.get("plugins", {}),
         framing=Framing(height),
         held_out=resolved.test,
         classes=classes,

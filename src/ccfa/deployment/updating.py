@@ -29,6 +29,7 @@ from ccfa.methods import Budget, Method, Phase, with_memory
 from ccfa.methods.readouts import RidgeReadOut
 from ccfa.models import BACKBONES
 from ccfa.models.pretrained import timm_model, untrained
+from ccfa.plugins import load_plugin, loaded_plugins
 from ccfa.settings import Experiment, Learning, Running
 
 DEFAULT_METHOD = "ranpac"  # chosen by benchmarks/photos.py; it keeps no photos
@@ -109,7 +110,7 @@ def learn(
         path: The model's folder; a new one is created.
         folder: A folder with one subfolder per class.
         asked: Method, backbone, memory and so on.
-        running: The device and the precision.
+        running: The device, the precision and plug-ins.
         observer: Its methods are called after each batch and each epoch.
 
     Returns:
@@ -121,6 +122,8 @@ def learn(
 def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: Running = DEFAULTS) -> Plan:
     """Look at the model and at the photos, and return what there is to do; nothing is changed."""
     _require_sound(asked)
+    for plugin in running.plugin:
+        load_plugin(plugin)
     place = ModelFolder(path)
     before = None
     if place.holds_model():
@@ -452,6 +455,7 @@ def _state(plan: Plan, learner: Learner, seconds: float) -> State:
     return new_state(
         learner,
         experiment=plan.experiment,
+        plugins=config.get("plugins", {}) | loaded_plugins(),
         framing=plan.framing,
         held_out=plan.held_out,
         earlier=plan.before.state.learner if plan.before else None,
@@ -468,6 +472,7 @@ def new_state(
     learner: Learner,
     *,
     experiment: Experiment,
+    plugins: Mapping[str, str],
     framing: Framing,
     held_out: ImageSet | None,
     classes: list[dict[str, Any]],
@@ -512,6 +517,7 @@ def new_state(
         "ccfa": ccfa.__version__,
         "state": number,
         "experiment": asdict(replace(experiment, weights="none", image_size=framing.size)),
+        **({"plugins": plugins} if plugins else {}),
         "backbone": _backbone_name(method),
         "head": type(learner.network.head).__name__,
         "rule": rule,

@@ -236,6 +236,8 @@ def show_history(path: Path, console: Console) -> None:
     console.print(table)
     size = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
     console.print(f"{number(size / 1e6)} MB with its history; every file was verified.", soft_wrap=True)
+    if plugins := config.get("plugins"):
+        console.print(f"It was made with plug-ins: --plugin {' --plugin '.join(plugins)}", soft_wrap=True)
     if earlier:
         console.print(f"`ccfa undo {path}` goes back by one update; {len(earlier)} can be undone.", soft_wrap=True)
 
