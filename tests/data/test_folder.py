@@ -200,12 +200,35 @@ def test_classes_need_usable_images(photos):
     assert [notice for notice in notices if "'dog'" in notice]
 
 
-def test_wrong_layouts_show_the_expected_one(photos, tmp_path):
+def test_wrong_layouts_say_what_was_found(photos, tmp_path):
+    write_class(tmp_path / "notes", {"notes.txt": b"x"})
     (tmp_path / "empty").mkdir()
     write_noise(tmp_path / "half" / "train", 2, seed=0)
-    for root in (tmp_path / "nowhere", photos / "ant" / "0.png", photos / "ant", tmp_path / "empty", tmp_path / "half"):
-        with pytest.raises(DataError, match="FOLDER/train/<class>"):
+    found = {
+        tmp_path / "nowhere": "does not exist",
+        photos / "ant" / "0.png": "Not a directory",
+        photos / "ant": r"no class folders, only 5 loose photos: 0\.png",
+        tmp_path / "empty": "empty is empty.*empty/cat",
+        tmp_path / "notes": "no class folders",
+        tmp_path / "half": "2 loose photos.*half/train/cat",
+    }
+    for root, told in found.items():
+        with pytest.raises(DataError, match=told):
             load(root)
+
+
+def test_an_empty_class_folder_is_named(photos):
+    (photos / "dog").mkdir()
+    with pytest.raises(DataError, match=r"no photos in the class folder 'dog'.*remove it\.$"):
+        load(photos, skip_bad=True)
+
+
+def test_loose_photos_are_listed_or_skipped(photos):
+    shutil.copy(photos / "ant" / "0.png", photos / "loose.png")
+    with pytest.raises(DataError, match=r"loose\.png is outside"):
+        load(photos)
+    assert "loose.png" in load(photos, skip_bad=True)[2][0]
+    assert any("loose.png" in line for line in read_photos(photos).findings())
 
 
 def test_class_names_are_kept_or_refused(tmp_path):

@@ -52,6 +52,19 @@ def test_dry_run_says_what_would_happen(call, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
+def test_loose_photos_are_named_in_the_plan(call, place):
+    shutil.copy(place / "first/a/00.png", place / "second/loose.png")
+    code, out, _ = call("learn", place / "model", place / "second", "--dry-run")
+    assert code == 0
+    assert "second/loose.png" in out
+    assert "2 classes, 20 images" in out
+    for name in "de":
+        shutil.rmtree(place / "second" / name)
+    code, out, err = call("learn", place / "model", place / "second")
+    assert (code, out) == (3, "")
+    assert "1 loose photo" in err
+
+
 def test_learn_predict_evaluate_undo(call, place):
     model = place / "model"
     shutil.rmtree(place / "first")

@@ -29,11 +29,6 @@ FOLDER_METHOD_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 IMBALANCE = 5  # how many times larger than the smallest class the largest may be before it is said
-_EXPECTED = """Expected
-  FOLDER/<class>/<image files>
-or
-  FOLDER/train/<class>/<image files>
-  FOLDER/test/<class>/<image files>   (or val/ instead of test/)"""
 _ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif"}
 _ENDINGS |= {".heic", ".heif"}
 _TEXTS = {".txt", ".md", ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".html", ".htm", ".log", ".aae", ".xmp"}
@@ -48,7 +43,7 @@ class Photos:
     Args:
         images: The images that could be decoded, with the classes sorted by name.
         paths: The file of each image.
-        unreadable: The files that are not usable images, each with the reason.
+        unreadable: The files that cannot be used, such as images outside the class folders, each with the reason.
         duplicates: Pairs of files of one class with the same image.
         conflicts: Pairs of files of two classes with the same image.
         ignored: Files that were not read: text files, hidden files and those that operating systems leave.
@@ -140,7 +135,7 @@ def read_photos(
         >>> photos.findings()[0]
         '2 classes, 2 images: ant 1, bee 1.'
     """
-    folders = _class_folders(Path(root))
+    folders, loose = _class_folders(Path(root))
     files: list[tuple[int, Path]] = []
     ignored: list[Path] = []
     for label, folder in enumerate(folders.values()):
@@ -153,12 +148,15 @@ def read_photos(
     if not recursive:
         hint = "; --recursive (recursive=True) reads what is in it"
         unreadable = [(path, reason + hint * os.path.isdir(path)) for path, reason in unreadable]
+    unreadable += [(path, "is outside the class folders") for path in loose]
     files = [files[row] for row in rows]
     labels = np.array([label for label, _ in files], dtype=np.int64)
     counts = np.bincount(labels, minlength=len(folders))
     if empty := [repr(name) for name, count in zip(folders, counts, strict=True) if count == 0]:
-        listed = f"\n{_listing(unreadable)}" if unreadable else ""
-        raise DataError(f"No usable images of the classes {some(empty)} in {root}. {_EXPECTED}{listed}")
+        photos, listed = ("usable photos", f"\n{_listing(unreadable)}") if unreadable else ("photos", "")
+        places, them = ("folder", "it") if len(empty) == 1 else ("folders", "them")
+        todo = f"Add some to {them}, or remove {them}."
+        raise DataError(f"There are no {photos} in the class {places} {some(empty)} of {root}. {todo}{listed}")
     duplicates, conflicts = _same_images(images, files)
     return Photos(
         ImageSet(images, labels, folders),
@@ -256,15 +254,15 @@ def find_images(path: str | Path, recursive: bool = True) -> list[Path]:
 
 def _parts(root: Path) -> dict[str, Path]:
     """The folders of classes by the name of their part; without parts there is one, with an empty name."""
-    folders = _class_folders(root)
+    folders, _ = _class_folders(root)
     if "train" not in folders or not set(folders) <= {"train", *_TEST_PARTS}:
         return {"": root}
     found = [name for name in _TEST_PARTS if name in folders]
     return {name: folders[name] for name in ["train", *found[:1]]}
 
 
-def _class_folders(root: Path) -> dict[str, Path]:
-    """The class folders by class name, sorted."""
+def _class_folders(root: Path) -> tuple[dict[str, Path], list[Path]]:
+    """The class folders by class name, sorted, and the images beside them."""
     visible = [path for path in _listed(root) if not _is_left_by_systems(path.name)]
     # Names are UTF-8 on disk, also where the locale knows only ASCII.
     named = [(os.fsencode(path.name).decode("utf-8", "surrogateescape"), path) for path in visible if path.is_dir()]
@@ -274,11 +272,14 @@ def _class_folders(root: Path) -> dict[str, Path]:
         names = [unicodedata.normalize("NFC", name) for name, _ in named]
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{root} has two folders that are both called {twice!r}, in different Unicode forms.")
-    if loose := [path.name for path in visible if path.suffix.lower() in _ENDINGS and not os.path.isdir(path)]:
-        raise DataError(f"{root} has images outside the class folders, such as {loose[0]!r}. {_EXPECTED}")
+    loose = [path for path in visible if path.suffix.lower() in _ENDINGS and not os.path.isdir(path)]
     if not folders:
-        raise DataError(f"{root} has no class folders. {_EXPECTED}")
-    return folders
+        found = "has no class folders" if visible else "is empty"
+        if loose:
+            found = f"has no class folders, only {_num(len(loose), 'loose photo')}: {some([one.name for one in loose])}"
+        todo = f"Put the photos of each class into a folder of its own, such as {root / 'cat'} and {root / 'dog'}."
+        raise DataError(f"{root} {found}. {todo}")
+    return folders, loose
 
 
 def _files(folder: Path, recursive: bool) -> Iterator[tuple[Path, bool]]:
@@ -304,7 +305,7 @@ def _listed(folder: Path) -> list[Path]:
     try:
         return [folder / name for name in sorted(os.listdir(folder))]
     except OSError as error:
-        raise DataError(f"{folder} does not exist or cannot be listed: {error.strerror}. {_EXPECTED}") from error
+        raise DataError(f"{folder} does not exist or cannot be listed: {error.strerror}.") from error
 
 
 def _is_left_by_systems(name: str) -> bool:
@@ -338,7 +339,7 @@ def image_digests(images: Pixels) -> list[bytes]:
 
 def _listing(unreadable: Sequence[tuple[Path, str]]) -> str:
     lines = some([f"  {path} {reason}" for path, reason in unreadable], "\n")
-    return f"{_num(len(unreadable), 'file is not a usable image', 'files are not usable images')}:\n{lines}"
+    return f"{_num(len(unreadable), 'file')} cannot be used:\n{lines}"
 
 
 def _num(number: int, one: str, several: str = "") -> str:
