@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import ccfa
+from ccfa.deployment import ModelFolder
 from commands import COMMAND, contents, environment
 from pictures import QUICK, SIZE, draw
 
@@ -63,6 +64,15 @@ def test_loose_photos_are_named_in_the_plan(call, place):
     code, out, err = call("learn", place / "model", place / "second")
     assert (code, out) == (3, "")
     assert "1 loose photo" in err
+
+
+def test_a_model_in_use_is_refused_before_planning(call, place):
+    with ModelFolder(place / "model").held():
+        code, out, err = call("learn", place / "model", place / "nowhere")
+        assert (code, out) == (7, "")
+        assert "in use" in err
+        assert call("learn", place / "model", place / "second", "--dry-run")[0] == 0
+    assert call("learn", place / "model", place / "nowhere")[0] == 3
 
 
 def test_learn_predict_evaluate_undo(call, place):

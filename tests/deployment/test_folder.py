@@ -272,12 +272,16 @@ def test_foreign_folder_is_refused(tmp_path):
     (tmp_path / "photos" / "cat.jpg").touch()
     with pytest.raises(UsageError, match=r"cat\.jpg"):
         ModelFolder(tmp_path / "photos").require_unused()
+    with pytest.raises(UsageError, match=r"cat\.jpg"), ModelFolder(tmp_path / "photos").held():
+        pass
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
     with pytest.raises(ModelError, match="is not a model"):
         ModelFolder(tmp_path / "photos").read()
 
 
 def test_failed_first_state_leaves_nothing(tmp_path):
-    folder = ModelFolder(tmp_path / "model")
-    with pytest.raises(KeyError), folder.held():
-        raise KeyError
-    assert not folder.path.exists()
+    (tmp_path / "empty").mkdir()
+    for name in ("model", "new/deep/model", "empty"):
+        with pytest.raises(KeyError), ModelFolder(tmp_path / name).held():
+            raise KeyError
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["empty"]

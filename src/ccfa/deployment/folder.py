@@ -93,6 +93,7 @@ class ModelFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self._is_held = False
 
     def __repr__(self) -> str:
         return f"ModelFolder({str(self.path)!r})"
@@ -210,23 +211,30 @@ class ModelFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder against other writers, and finish what a killed one has left."""
-        new = not self.path.exists()
+        """Hold the folder against other writers, and finish what a killed one has left. Holding it twice is once."""
+        if self._is_held:
+            yield
+            return
+        self.require_unused()
+        created = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         make_folder(self.path)
         with ExitStack() as lock:
             try:
                 lock.enter_context(locked(self.path))
             except LockedError:
-                told = f"{self.path} is being changed by another process. Wait for it to end."
+                told = f"{self.path} is in use: another process is changing it. Wait for it to end."
                 raise LockedError(told) from None
+            self._is_held = True
             try:
                 self._settle()
                 yield
             finally:
-                if new and not self.holds_model():  # nothing came of it
+                self._is_held = False
+                if not self.holds_model():  # nothing came of it
                     with suppress(OSError):
                         (self.path / ".lock").unlink(missing_ok=True)
-                        self.path.rmdir()
+                        for folder in created:
+                            folder.rmdir()
 
     def _write_next(self, state: State) -> None:
         """Write a whole state beside the present one. Images that are stored already are linked, not written."""

@@ -116,15 +116,19 @@ def learn(
     Returns:
         The model as it is now.
     """
-    return carry_out(plan_update(path, folder, asked or Learning(), running), running, observer)
+    place = ModelFolder(path)
+    with place.held():  # from the start: a plan holds for the model that it was made for
+        return carry_out(plan_update(place, folder, asked or Learning(), running), running, observer)
 
 
-def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: Running = DEFAULTS) -> Plan:
+def plan_update(
+    path: ModelFolder | Path | str, folder: Path | str, asked: Learning, running: Running = DEFAULTS
+) -> Plan:
     """Look at the model and at the photos, and return what there is to do; nothing is changed."""
     _require_sound(asked)
     for plugin in running.plugin:
         load_plugin(plugin)
-    place = ModelFolder(path)
+    place = path if isinstance(path, ModelFolder) else ModelFolder(path)
     before = None
     if place.holds_model():
         before = Model(place.path, place.read(), acceleration_of(running)[0])

@@ -4,7 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Literal
 
@@ -40,20 +40,22 @@ def learn_shown(
     path: Path, folder: Path, asked: Learning, running: Running, console: Console, dry_run: bool = False
 ) -> Model | None:
     """Say what was found and what will happen, learn it, and say what came of it."""
-    plan = plan_update(path, folder, asked, running)
-    for line in told(plan):
-        console.print(line, soft_wrap=True)
-    seconds = estimated_seconds(plan, running)
-    console.print(f"This will take about {duration(seconds) if seconds >= 1 else 'a second'}.", soft_wrap=True)
-    if dry_run:
-        console.print("Nothing was changed (--dry-run).")
-        return None
-    try:
-        with StatusLine(console) as status:
-            model = carry_out(plan, running, Watching(status))
-    except (KeyboardInterrupt, Stopped):
-        console.print(f"{path} is unchanged." if plan.before else "No model was written.", soft_wrap=True)
-        raise
+    place = ModelFolder(path)
+    with nullcontext() if dry_run else place.held():  # a second process is refused before it plans
+        plan = plan_update(place, folder, asked, running)
+        for line in told(plan):
+            console.print(line, soft_wrap=True)
+        seconds = estimated_seconds(plan, running)
+        console.print(f"This will take about {duration(seconds) if seconds >= 1 else 'a second'}.", soft_wrap=True)
+        if dry_run:
+            console.print("Nothing was changed (--dry-run).")
+            return None
+        try:
+            with StatusLine(console) as status:
+                model = carry_out(plan, running, Watching(status))
+        except (KeyboardInterrupt, Stopped):
+            console.print(f"{path} is unchanged." if plan.before else "No model was written.", soft_wrap=True)
+            raise
     last = model.config["updates"][-1]
     what = counted(len(plan.new), "class", "es") if plan.new else f"more photos of {some(plan.more)}"
     console.print(f"Learned {what} in {duration(last['seconds'])}. {_measured(model)}", soft_wrap=True)
