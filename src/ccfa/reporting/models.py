@@ -1,7 +1,6 @@
 """Models on the terminal: what `learn` found and does, predictions, accuracies, the history."""
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
@@ -110,7 +109,7 @@ class Watching:
 def predict_shown(
     path: Path, inputs: tuple[str, ...], top: int, form: Format, device: str, console: Console, stdin: IO[str]
 ) -> None:
-    """Predict files and print them as they come; a file that cannot be read is reported, and the rest goes on."""
+    """Predict files and print them as they come. Files that cannot be read are an error, after all others."""
     model = load_model(path, device)
     if not inputs:
         raise UsageError("Name photos or folders to predict, or - to read their names from the standard input.")
@@ -119,7 +118,7 @@ def predict_shown(
     rows: list[Prediction] = []
     for total, one in enumerate(predictions, start=1):
         if one.error:
-            errors.append(one.error)
+            errors.append(f"{one.path}, which {one.error}")
         if form == "json":
             console.file.write(json.dumps(one.to_dict(), ensure_ascii=False) + "\n")
         elif form == "csv":
@@ -132,10 +131,8 @@ def predict_shown(
         raise DataError("There are no photos to predict.")
     if form == "table":
         console.print(_prediction_table(rows, top))
-    if len(errors) == total:
-        raise DataError(f"None of the photos could be read; the first one {errors[0]}.")
     if errors:
-        print(f"{counted(len(errors), 'file')} of {total} could not be read.", file=sys.stderr)
+        raise DataError(f"{counted(len(errors), 'file')} of {total} could not be read, such as {errors[0]}.")
 
 
 def _named(inputs: tuple[str, ...], stdin: IO[str]) -> Iterator[str]:
