@@ -9,6 +9,7 @@ import pytest
 
 from ccfa.errors import Notice
 from ccfa.experiments.tables import (
+    FURTHER,
     ORDERS,
     PAPERS,
     TABLES,
@@ -93,7 +94,8 @@ def test_other_metrics_have_cells_of_their_own():
 
 
 def test_settings_become_experiments_and_back():
-    for setting in {cell.setting for cell in cells() if can_run(cell.setting)}:
+    further = [cell for table in FURTHER.values() for cell in table.cells]
+    for setting in {cell.setting for cell in cells() + further if can_run(cell.setting)}:
         experiment = experiment_for(setting, "podnet-1", 3)
         assert (experiment.order, experiment.seed) == ("podnet-1", 3)
         assert setting_of(asdict(experiment)) == setting
@@ -112,7 +114,7 @@ def test_settings_become_experiments_and_back():
         ({"ccfa": True, "options": {"ccfa.count": "5", "ccfa.target": "most-confident"}}, {"ccfa": True}),
         ({"mix": "cutmix", "options": {"mix.alpha": "1"}}, {"mix": "cutmix"}),
         ({"validation": 0.1}, None),
-        ({"memory_total": 2000}, None),
+        ({"memory_total": 2000}, {"memory": None, "memory_total": 2000}),
         ({"data": "digits"}, None),
         ({"method": "another"}, None),
         ({"of_another_version": 1}, None),

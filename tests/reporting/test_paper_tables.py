@@ -12,7 +12,7 @@ import pytest
 from ccfa.evaluation import Report
 from ccfa.experiments import Experiment
 from ccfa.experiments.running import TIME_LIMIT_CODE
-from ccfa.experiments.tables import ORDERS, TABLES, read_results, store_result
+from ccfa.experiments.tables import FURTHER, ORDERS, TABLES, read_results, store_result
 from ccfa.reporting import paper_tables
 from ccfa.reporting.paper_tables import BEGIN, END, reproduction, with_main_table
 from stored_results import PODNET, result_report
@@ -145,7 +145,7 @@ def test_a_table_shows_paper_and_ours(results, call):
     assert output.count(" min ") == 3  # what the three rows lack at 10 tasks
     assert "63.00±2.83" in call(*words, "--orders", "2")[1]
     overview = call("table")[1]
-    assert all(name in overview for name in TABLES)
+    assert all(name in overview for name in TABLES | FURTHER)
 
 
 def test_without_reports_there_is_the_paper(call, tmp_path):
@@ -172,11 +172,29 @@ def test_pages_are_written_in_the_current_folder(results, call, tmp_path):
 
 
 def test_the_page_has_every_cell(results):
-    _, gains, *tables = reproduction(results).split("\n## ")
+    _, gains, *tables, further = reproduction(results).split("\n## ")
     assert gains.splitlines()[-1] == "| podnet | B50-inc10 | +2.62 | +2.33 ± 2.52 | 3 |"
     assert [sum(line.startswith("| ") for line in table.splitlines()) - 2 for table in tables] == [
         len(table.cells) for table in TABLES.values()
     ]
+    assert sum("`ccfa sweep" in line for line in further.splitlines()) == sum(
+        len(table.cells) for table in FURTHER.values()
+    )
+
+
+def test_a_further_table_says_what_is_above_the_paper(tmp_path, call):
+    setting = next(cell.setting for cell in FURTHER["readouts"].rows["ACIL"] if cell and cell.value > 0)
+    store_result(result_report(setting, "podnet-0", 0.70), tmp_path / "results")
+    page = reproduction(read_results(tmp_path / "results"))
+    (row,) = [line for line in page.splitlines() if line.startswith("| ACIL | 25 tasks")]
+    assert [text.strip() for text in row.split(" | ")][2:6] == [
+        "71.05",
+        "[70.00](results/cifar100-B50-inc2)",
+        "-1.05",
+        "+5.12",
+    ]
+    assert page.splitlines()[4].startswith("0 of 217 different cells are measured")
+    assert "-1.05 (1)" in call("table", "readouts", "--rows", "ACIL")[1]
 
 
 def test_the_command_of_a_cell_can_be_typed(results, call):

@@ -2,13 +2,14 @@
 
 `paper_tables.toml` holds the numbers, each with the setting in which it was measured. A `Setting` is an experiment
 without class order and seeds; `setting_of` and `experiment_for` convert between the two. results/ has our reports.
+`further_tables.toml` has tables of the same form for methods that are not in the paper.
 """
 
 import math
 import tomllib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -61,14 +62,19 @@ class Setting:
     memory: int | None = 20  # exemplars per class; None for methods that keep none
     mix: Mix | None = None
     options: tuple[tuple[str, str], ...] = ()  # sorted; only those that differ from the defaults
+    memory_total: int | None = None  # exemplars of all classes together, instead of `memory`
+
+    def quota(self, num_classes: int) -> int:
+        """Return the exemplars of a class while the memory is shared by some classes."""
+        return (self.memory or 0) if self.memory_total is None else self.memory_total // max(num_classes, 1)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of the paper, in percent, with its setting and who measured it."""
+    """A published number, in percent, with its setting and who measured it."""
 
     setting: Setting
-    value: float
+    value: float  # NaN in a further table if nothing is published
     source: Literal["rerun", "copied"]  # measured by the paper's authors, or copied by them from another paper
     metric: str = "average_incremental_accuracy"
     deviation: float | None = None  # over three class orders
@@ -86,12 +92,16 @@ Row = tuple[Cell | None, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper: a row of cells for each label."""
+    """A table: a row of cells for each label.
+
+    A further table, which is not in the paper, has `notes`: for each label, where its published numbers come from.
+    """
 
     name: str
     title: str
     columns: tuple[str, ...]
     rows: dict[str, Row]
+    notes: dict[str, str] = field(default_factory=dict)
 
     @property
     def cells(self) -> list[Cell]:
@@ -100,7 +110,7 @@ class Table:
 
 
 def cells() -> list[Cell]:
-    """Return the distinct cells of all tables; a cell that is printed twice occurs once."""
+    """Return the distinct cells of the paper's tables; a cell that is printed twice occurs once."""
     return list(dict.fromkeys(cell for table in TABLES.values() for cell in table.cells))
 
 
@@ -108,6 +118,24 @@ def cell_for(setting: Setting, metric: str = "average_incremental_accuracy") -> 
     """Return the paper's cell for a setting; if it has two, the one that its authors measured."""
     found = [cell for cell in cells() if (cell.setting, cell.metric) == (setting, metric)]
     return min(found, key=lambda cell: cell.source == "copied", default=None)
+
+
+@cache
+def best_of_paper(data: str, scenario: str) -> float:
+    """Return the highest average incremental accuracy that the paper prints with at most 20 exemplars per class.
+
+    >>> [best_of_paper("cifar100", f"B50-inc{number}") for number in (1, 2, 5, 10)]
+    [63.11, 64.88, 67.81, 69.28]
+    """
+    found = [
+        cell.value
+        for cell in cells()
+        if (cell.setting.data, cell.setting.scenario) == (data, scenario)
+        and cell.metric == "average_incremental_accuracy"
+        and cell.setting.quota(1) <= 20
+        and cell.is_target
+    ]
+    return max(found, default=math.nan)
 
 
 def cited_only() -> dict[str, Row]:
@@ -126,6 +154,7 @@ def cited_only() -> dict[str, Row]:
 def experiment_for(setting: Setting, order: str | None, seed: int) -> Experiment:
     """Return the experiment that measures a setting with one class order and seed."""
     default = build_method(setting.method, setting.data).memory.per_class or None
+    is_default = setting.memory == default or setting.memory_total is not None
     return Experiment(
         method=setting.method,
         ccfa=setting.ccfa,
@@ -133,7 +162,8 @@ def experiment_for(setting: Setting, order: str | None, seed: int) -> Experiment
         data=setting.data,
         scenario=setting.scenario,
         order=order,
-        memory=None if setting.memory == default else setting.memory or 0,
+        memory=None if is_default else setting.memory or 0,
+        memory_total=setting.memory_total,
         seed=seed,
         options=dict(setting.options),
     )
@@ -146,9 +176,9 @@ def setting_of(experiment: Mapping[str, Any]) -> Setting | None:
     """
     try:
         given = experiment_of({"experiment": dict(experiment)})
-        if given.data not in SIZES or given.validation or given.memory_total is not None or given.weights:
+        if given.data not in SIZES or given.validation or given.weights:
             return None
-        memory = experiment_method(given).memory.per_class or None
+        memory = experiment_method(given).memory
         options = _effective_options(given)
     except (ModelError, UsageError):  # it is damaged, or of another version
         return None
@@ -157,7 +187,8 @@ def setting_of(experiment: Mapping[str, Any]) -> Setting | None:
     first, *later = (stage.num_new for stage in parse_scenario(scenario, num_classes))
     if len(set(later)) == 1:  # B50-inc10 for 50,10,10,10,10,10 as well
         scenario = f"B{first}-inc{later[0]}"
-    return Setting(given.data, scenario, given.method, given.ccfa, memory, given.mix, options)
+    per_class = memory.per_class or None
+    return Setting(given.data, scenario, given.method, given.ccfa, per_class, given.mix, options, memory.total)
 
 
 def _effective_options(given: Experiment) -> tuple[tuple[str, str], ...]:
@@ -165,7 +196,7 @@ def _effective_options(given: Experiment) -> tuple[tuple[str, str], ...]:
     kept = {name: text for name, text in sorted(given.options.items()) if name != "memory"}
 
     def built(options: dict[str, str]) -> Any:
-        return describe(experiment_method(replace(given, memory=None, options=options)))
+        return describe(experiment_method(replace(given, memory=None, memory_total=None, options=options)))
 
     whole = built(kept)
     for name in list(kept):
@@ -175,15 +206,16 @@ def _effective_options(given: Experiment) -> tuple[tuple[str, str], ...]:
     return tuple(kept.items())
 
 
-def _tables() -> dict[str, Table]:
+def _tables(file: str) -> dict[str, Table]:
     tables = {}
-    stored = tomllib.loads((files("ccfa.experiments") / "paper_tables.toml").read_text(encoding="utf-8"))
+    stored = tomllib.loads((files("ccfa.experiments") / file).read_text(encoding="utf-8"))
     for name, table in stored.items():
         rows = {}
         for label, row in table["rows"].items():
             words = zip(row["numbers"].split(), table["columns"].values(), strict=True)
             rows[label] = tuple(_cell(word, {**table, **row, **changes}) for word, changes in words)
-        tables[name] = Table(name, table["title"], tuple(table["columns"]), rows)
+        notes = {label: row["published"] for label, row in table["rows"].items() if "published" in row}
+        tables[name] = Table(name, table["title"], tuple(table["columns"]), rows, notes)
     return tables
 
 
@@ -195,14 +227,15 @@ def _cell(word: str, row: Mapping[str, Any]) -> Cell | None:
         row.get("scenario", "B50-inc1"),
         row["method"],
         row.get("ccfa", False),
-        row.get("memory", 20) or None,
+        None if "memory_total" in row else row.get("memory", 20) or None,
         row.get("mix"),
         tuple(sorted(row.get("options", {}).items())),
+        row.get("memory_total"),
     )
     value, _, deviation = word.removesuffix("c").partition("±")
     return Cell(
         setting,
-        float(value),
+        math.nan if value == "?" else float(value),  # one NaN, so that cells can be compared
         "copied" if word.endswith("c") else "rerun",
         row.get("metric", "average_incremental_accuracy"),
         float(deviation) if deviation else None,
@@ -210,7 +243,8 @@ def _cell(word: str, row: Mapping[str, Any]) -> Cell | None:
     )
 
 
-TABLES: dict[str, Table] = _tables()
+TABLES: dict[str, Table] = _tables("paper_tables.toml")
+FURTHER: dict[str, Table] = _tables("further_tables.toml")
 
 
 @dataclass(frozen=True)
@@ -372,25 +406,27 @@ def needs_imagenet(setting: Setting) -> bool:
 
 @cache
 def priority(setting: Setting) -> int:
-    """Return the rank of a setting: first the methods that the paper plugs CCFA into, then the variations of CCFA."""
+    """Return the rank of a setting: the methods that the paper plugs CCFA into, the variations of CCFA, the others."""
     methods = ("podnet", "afc", "ucir", "aanet")
     names = ("mixing", "memory", "features", "ablation", "direction", "initial", "main", "imagenet100", "imagenet1000")
     groups = [[cell for cell in TABLES["supplement"].cells if cell.setting.method == method] for method in methods]
     groups += [TABLES[name].cells for name in names]
-    return next(place for place, group in enumerate(groups) if setting in [cell.setting for cell in group])
+    places = (place for place, group in enumerate(groups) if setting in [cell.setting for cell in group])
+    return next(places, len(groups))
 
 
 @cache
 def steps(setting: Setting) -> int:
     """Return the training steps of a run. A run with CCFA shares its first stage, so that one is not counted."""
     method = experiment_method(experiment_for(setting, None, 0))
-    exemplars, total = setting.memory or 0, 0
+    total = 0
     num_classes, per_class = SIZES[setting.data]
     for stage in parse_scenario(setting.scenario, num_classes)[1 if setting.ccfa else 0 :]:
+        exemplars = min(setting.quota(stage.num_old), per_class)
         everything = stage.num_new * per_class + stage.num_old * exemplars
         held_out = stage.num_new * num_held_out(per_class) + stage.num_old * num_held_out(exemplars)
         rows: dict[RowSelector, int] = {
-            balanced_exemplars: stage.num_seen * exemplars,
+            balanced_exemplars: stage.num_seen * min(setting.quota(stage.num_seen), per_class),
             not_a_tenth: everything - held_out,
             held_out_exemplars: stage.num_seen * num_held_out(exemplars),
         }

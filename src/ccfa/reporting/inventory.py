@@ -18,7 +18,7 @@ from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import DATASETS, describe_data_sets, order_names
 from ccfa.errors import UsageError, choose
 from ccfa.experiments.experiment import SCENARIOS, schema
-from ccfa.experiments.tables import PAPERS, TABLES, cited_only
+from ccfa.experiments.tables import FURTHER, PAPERS, TABLES, cited_only
 from ccfa.methods import METHODS
 from ccfa.methods.method import EVERYTHING
 from ccfa.models import BACKBONES
@@ -43,7 +43,7 @@ def catalogue(what: str, name: str = "") -> list[Table]:
         "orders": order_names(),
         "backbones": {name: str(builder) for name, builder in BACKBONES.items()}
         | {"timm:NAME": "a model of timm, pretrained unless --weights says otherwise; see docs/backbones.md"},
-        "tables": {name: table.title for name, table in TABLES.items()},
+        "tables": {name: table.title for name, table in (TABLES | FURTHER).items()},
     }
     table = Table(what, "what it is")
     for name, meaning in names[what].items():

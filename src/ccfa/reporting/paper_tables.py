@@ -13,6 +13,7 @@ from rich.table import Table as Screen
 
 from ccfa.errors import DataError, Stopped, UsageError, unknown
 from ccfa.experiments.tables import (
+    FURTHER,
     ORDERS,
     SEED,
     TABLES,
@@ -21,6 +22,7 @@ from ccfa.experiments.tables import (
     Result,
     Setting,
     Table,
+    best_of_paper,
     can_run,
     cell_for,
     cells,
@@ -58,9 +60,10 @@ BEGIN, END = "<!-- main table: written by `ccfa table --write` -->", "<!-- end o
 
 def wanted_table(wanted: Wanted) -> Table:
     """Return the named table with only its wanted rows and columns."""
-    if wanted.name not in TABLES:
-        raise unknown("table", wanted.name, TABLES)
-    table = TABLES[wanted.name]
+    known_tables = TABLES | FURTHER
+    if wanted.name not in known_tables:
+        raise unknown("table", wanted.name, known_tables)
+    table = known_tables[wanted.name]
     rows = [*table.rows, *sorted({cell.setting.method for cell in table.cells})]
     for kind, names, known in (("row", wanted.rows, rows), ("column", wanted.columns, table.columns)):
         for name in names:
@@ -128,7 +131,7 @@ def _screen_lines(cell: Cell, results: Sequence[Result], num_orders: int) -> Ite
     yield _paper(cell).replace(" ± ", "±")
     if ours:
         yield _ours(ours).replace(" ± ", "±")
-        yield f"{ours.mean - cell.value:+.2f} ({len(ours.results)})"
+        yield f"{_difference(ours.mean, cell.value)} ({len(ours.results)})".lstrip()
     if not cell.is_target:
         yield "misprint"
     elif not can_run(cell.setting):
@@ -138,8 +141,8 @@ def _screen_lines(cell: Cell, results: Sequence[Result], num_orders: int) -> Ite
 
 
 def _overview_screen(results: Sequence[Result], num_orders: int) -> Screen:
-    screen = Screen("table", "what it is", "cells", "measured", "to fill", title="The paper's tables")
-    for table in TABLES.values():
+    screen = Screen("table", "what it is", "cells", "measured", "to fill", title="The paper's tables, and further ones")
+    for table in (TABLES | FURTHER).values():
         done = sum(measured(cell, results) is not None for cell in table.cells)
         one_each = {cell.setting: cell for cell in table.cells if can_run(cell.setting)}
         if any(map(needs_imagenet, one_each)):
@@ -151,11 +154,17 @@ def _overview_screen(results: Sequence[Result], num_orders: int) -> Screen:
 
 
 def _paper(cell: Cell) -> str:
+    if math.isnan(cell.value):
+        return "-"
     return str(Value(cell.value, math.nan if cell.deviation is None else cell.deviation))
 
 
 def _ours(ours: Measured) -> str:
     return str(Value(ours.mean, ours.spread))
+
+
+def _difference(ours: float, published: float) -> str:
+    return "" if math.isnan(published) else f"{ours - published:+.2f}"
 
 
 def _minutes_left(cell: Cell, results: Sequence[Result], num_orders: int = len(ORDERS)) -> float:
@@ -206,6 +215,8 @@ def reproduction(results: Sequence[Result]) -> str:
     """Return REPRODUCTION.md: every cell of the paper and ours beside it."""
     distinct = cells()
     found = {cell: ours for cell in distinct if (ours := measured(cell, results))}
+    of_paper = {cell.setting for cell in distinct}
+    results_of_paper = [result for result in results if result.setting in of_paper]
     targets = [cell for cell in found if cell.is_target]
     close = [cell for cell in targets if _is_close(cell, found[cell])]
     return render(
@@ -213,8 +224,8 @@ def reproduction(results: Sequence[Result]) -> str:
         num_cells=len(distinct),
         num_measured=len(found),
         settings=counted(len({cell.setting for cell in found}), "setting"),
-        runs=counted(len(results), "run"),
-        minutes=round(sum(result.gpu_minutes for result in results)),
+        runs=counted(len(results_of_paper), "run"),
+        minutes=round(sum(result.gpu_minutes for result in results_of_paper)),
         points=CLOSE,
         num_close=len(close),
         num_missed=len(targets) - len(close),
@@ -222,6 +233,7 @@ def reproduction(results: Sequence[Result]) -> str:
         main_table=_main_table(results),
         gains=list(_gains(results)),
         tables=[(table, list(_page_rows(table, results))) for table in TABLES.values()],
+        further=[(table, list(_further_rows(table, results))) for table in FURTHER.values()],
     )
 
 
@@ -247,6 +259,18 @@ def _page_rows(table: Table, results: Sequence[Result]) -> Iterator[list[str]]:
                 yield [label.replace("*", "\\*"), column, *_page_cell(cell, results)]
 
 
+def _further_rows(table: Table, results: Sequence[Result]) -> Iterator[list[str]]:
+    """As `_page_rows`, with the distance to the paper's best number of the scenario beside that to the published."""
+    for label, row in table.rows.items():
+        for column, cell in zip(table.columns, row, strict=True):
+            if not cell:
+                continue
+            ours = measured(cell, results)
+            above = _difference(ours.mean, best_of_paper(cell.setting.data, cell.setting.scenario)) if ours else ""
+            published, value, difference, *rest = _page_cell(cell, results)
+            yield [label, column, published, value, difference.strip("*"), above, *rest]
+
+
 def _is_close(cell: Cell, ours: Measured) -> bool:
     return abs(ours.mean - cell.value) <= CLOSE
 
@@ -258,8 +282,8 @@ def _page_cell(cell: Cell, results: Sequence[Result]) -> list[str]:
     if ours is None:
         cost = _cost(cell, results).removesuffix(" min") if can_run(setting) else ""
         return [paper, "", "", "", cost, "", "", command]
-    difference = f"{ours.mean - cell.value:+.2f}"
-    if cell.is_target and not _is_close(cell, ours):
+    difference = _difference(ours.mean, cell.value)
+    if difference and cell.is_target and not _is_close(cell, ours):
         difference = f"**{difference}**"
     runs = ours.results
     value = f"[{_ours(ours)}](results/{min(result.path.parent.name for result in runs)})"
