@@ -7,6 +7,7 @@ the images of all stages, G = sum h h' and Q = sum h y', and none of the images.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,10 +16,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from ccfa.errors import DivergedError, UsageError
-from ccfa.losses import cross_entropy
+from ccfa.methods.frozen import First, LateHead, first_stage, frozen_after
 from ccfa.methods.method import LearnerView, Method, Recipe, Step, Term, register_method
-from ccfa.methods.parts import Phases, Steps, class_blocks
-from ccfa.models import Head, LinearHead, Network
+from ccfa.models import Head, LinearHead
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))  # RanPAC's candidates
 FITTED = 0.8  # the fraction of a stage's images to which candidates are fitted; the others compare them
@@ -30,6 +30,7 @@ ROWS_AT_ONCE = 4096  # images whose random features are in memory together
 def ranpac(
     recipe: Recipe,
     *,
+    first: First = "linear",
     milestones: tuple[float, ...] = (120 / 160, 140 / 160),
     projection: int = 2000,
     ridge: float | None = None,
@@ -37,17 +38,19 @@ def ranpac(
 ) -> Method:
     """RanPAC: ridge regression on `projection` random features of a frozen backbone; 0 means on the embedding itself.
 
-    The backbone is trained in the first stage, or taken as it is with `epochs=0`. A `ridge` of None is chosen anew at
+    The backbone is trained in the first stage, through a linear head or as PODNet's (`first`), or taken as it is with
+    `epochs=0`. A `ridge` of None is chosen anew at
     each stage of several classes with five images or more, by held-out images of that stage. With `balanced`, every
     class counts the same, however many images it has.
     """
-    return _read_out(recipe, milestones, projection, ridge, balanced)
+    return _read_out(first_stage(recipe, first, milestones), projection, ridge, balanced)
 
 
 @register_method("acil", Recipe())
 def acil(
     recipe: Recipe,
     *,
+    first: First = "linear",
     milestones: tuple[float, ...] = (120 / 160, 140 / 160),
     projection: int = 8192,
     ridge: float | None = 0.1,
@@ -57,66 +60,38 @@ def acil(
 
     The published recursion is not needed: it computes the same weights.
     """
-    return _read_out(recipe, milestones, projection, ridge, balanced, uniform=True)
+    return _read_out(first_stage(recipe, first, milestones), projection, ridge, balanced, uniform=True)
 
 
-def _read_out(
-    recipe: Recipe,
-    milestones: tuple[float, ...],
-    projection: int,
-    ridge: float | None,
-    balanced: bool,
-    uniform: bool = False,
-) -> Method:
+def _read_out(first: Method, projection: int, ridge: float | None, balanced: bool, uniform: bool = False) -> Method:
     if projection < 0:
         raise UsageError(f"projection must be a number of random features, or 0 for none, got {projection}.")
     if ridge is not None and not 0 < ridge < math.inf:
         raise UsageError(f"ridge must be a positive number, or None to have it chosen, got {ridge}.")
-    main = recipe.phase(Steps(milestones), parameters=all_but_rows)
-    return Method(
-        name="read-out",
-        transforms=recipe.transforms,
-        backbone=recipe.builder,
-        head=partial(ReadOutHead, num_random=projection, uniform=uniform),
-        criterion=cross_entropy,
-        phases=Phases(first=(main,) if recipe.epochs else (), later=()),
-        terms=(partial(RidgeReadOut, ridge, balanced),),
-        no_old_head="it trains nothing after the first stage",
-    )
+    head = partial(ReadOutHead, num_random=projection, uniform=uniform)
+    return frozen_after(first, head, partial(RidgeReadOut, ridge, balanced))
 
 
-def all_but_rows(network: Network) -> list[nn.Parameter]:
-    """Everything trains but the rows of the head, which are solved for."""
-    rows = {id(block) for block in class_blocks(network)}
-    return [parameter for parameter in network.parameters() if id(parameter) not in rows]
-
-
-class ReadOutHead(Head):
+class ReadOutHead(LateHead):
     """Logits h(f) . row_c on random features h(f) = relu(f W), or on h(f) = f if there are none.
 
-    W is drawn with the first classes: normal with a standard deviation of 1, or uniform in +-1/sqrt(dim). Until rows
-    are set for the first time, a linear head stands in for them, so that the backbone can be trained.
+    W is drawn with the first classes: normal with a standard deviation of 1, or uniform in +-1/sqrt(dim).
     """
 
     projection: Tensor  # W (dim, random features)
 
-    def __init__(self, dim: int, num_random: int, uniform: bool = False) -> None:
-        super().__init__(dim, (num_random or dim,), nn.Buffer(torch.ones(())), uniform)
+    def __init__(
+        self, dim: int, num_random: int, uniform: bool = False, stand_in: Callable[[int], Head] = LinearHead
+    ) -> None:
+        super().__init__(dim, (num_random or dim,), stand_in, uniform)
         self.num_random = num_random
         self.projection = nn.Buffer(torch.empty(0, num_random))
-        self.trained = LinearHead(dim)
 
     def grow(self, num_new: int, generator: Generator | None = None) -> None:
         is_first = not self.num_classes
         super().grow(num_new, generator)
-        if is_first:
-            self.trained.grow(num_new, generator)
         if is_first and self.num_random:
             self.projection = self._drawn(generator).to(self.new)
-
-    def initial(self, num_new: int, generator: Generator | None) -> Tensor:
-        """Zeros, until the rows are set."""
-        return torch.zeros(num_new, *self.new.shape[1:])
 
     def _drawn(self, generator: Generator | None) -> Tensor:
         shape = self.dim, self.num_random
@@ -129,18 +104,16 @@ class ReadOutHead(Head):
         return F.relu(features @ self.projection) if self.num_random else features
 
     def similarities(self, features: Tensor) -> Tensor:
-        """h(f) . row_c; before the rows are set, the trained linear head's scores."""
-        if self.trained.num_classes:
-            return self.trained.similarities(features)
+        """h(f) . row_c."""
         return F.linear(self.hidden(features), self.weights)
 
     @torch.no_grad()
     def set_rows(self, rows: Tensor) -> None:
-        """Replace the rows of all classes (classes, random features), and with them the trained head."""
+        """Replace the rows of all classes (classes, random features), and with them the stand-in."""
+        self.finish()
         old, new = rows.to(self.new).split([len(self.old), len(self.new)])
         self.old.copy_(old)
         self.new.copy_(new)
-        self.trained = LinearHead(self.dim).to(self.new)
 
 
 @dataclass(frozen=True)
@@ -159,7 +132,7 @@ class Sums:
         gram = torch.zeros(size, size, dtype=torch.float64, device=embeddings.device)
         products = torch.zeros(size, head.num_classes, dtype=torch.float64, device=embeddings.device)
         for rows in torch.arange(len(labels), device=labels.device).split(ROWS_AT_ONCE):
-            hidden = head.hidden(head.embed(embeddings[rows])).double()
+            hidden = head.hidden(embeddings[rows]).double()
             weighted = hidden if weights is None else hidden * weights[rows, None]
             gram.addmm_(weighted.T, hidden)
             products.addmm_(weighted.T, F.one_hot(labels[rows], head.num_classes).double())
@@ -192,7 +165,7 @@ def chosen_ridge_of_few(
     head: ReadOutHead, embeddings: Tensor, labels: Tensor, num_fitted: int, weights: Tensor | None = None
 ) -> float:
     """The same for fewer images than random features: one decomposition of the images' own system, h h', serves all."""
-    hidden = head.hidden(head.embed(embeddings)).double()
+    hidden = head.hidden(embeddings).double()
     targets = F.one_hot(labels, head.num_classes).double()
     if weights is not None:
         hidden, targets = (part * weights.sqrt()[:, None] for part in (hidden, targets))
