@@ -11,10 +11,10 @@ import torch
 import ccfa
 from ccfa.data import ImageSet
 from ccfa.errors import ModelError, Notice, Stopped
-from ccfa.experiments import Experiment, resolve
+from ccfa.experiments import Experiment, build_method, resolve
 from ccfa.experiments.first_stage import LAYERS, _code_digest, first_stage_key, learn_first_stage
 from ccfa.experiments.running import Stop
-from ccfa.files import write_tensors
+from ccfa.files import read_tensors, write_tensors
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from commands import contents
@@ -90,6 +90,43 @@ LATER = {
 
 def test_what_only_later_stages_read_does_not_change_the_key():
     assert {name: key(experiment) for name, experiment in LATER.items()} == dict.fromkeys(LATER, key())
+
+
+@pytest.mark.parametrize("names", [("podnet", "ranpac"), ("acil", "podnet")])
+def test_a_read_out_and_podnet_share_a_first_stage(tmp_path, names):
+    alone, audience, store = Silent(), Silent(), tmp_path / "store"
+    runs = [toy_resolved(name, epochs=1, **({} if name == "podnet" else {"first": "podnet"})) for name in names]
+    toy_run(tmp_path / "first", runs[0], Silent(), first_stages=store)
+    toy_run(tmp_path / "second", runs[1], audience, first_stages=store)
+    toy_run(tmp_path / "alone", runs[1], alone)
+    assert len(list(store.iterdir())) == 1
+    assert audience.num_batches == alone.num_batches - 2  # 24 images, 16 in a batch
+    assert results(tmp_path / "second") == results(tmp_path / "alone")
+    first, second = (
+        read_tensors(tmp_path / run / "networks" / "stage-000.safetensors")[0] for run in ("first", "second")
+    )
+    backbone = [name for name in first if name.startswith("backbone.")]
+    assert all(torch.equal(first[name], second[name]) for name in backbone)
+
+
+READ_OUTS = {
+    "podnet's": (Experiment("ranpac", options={"first": "podnet"}), Experiment("podnet")),
+    "linear": (Experiment("ranpac"), Experiment("acil", options={"ridge": "5", "projection": "20"})),
+    "mixed": (Experiment("ranpac", mix="mixup", options={"first": "podnet"}), Experiment("podnet", mix="mixup")),
+}
+
+
+@pytest.mark.parametrize("pair", READ_OUTS.values(), ids=READ_OUTS)
+def test_methods_with_one_first_stage_have_one_key(pair):
+    assert key(pair[0]) == key(pair[1])
+    assert len({key(one) for pair in READ_OUTS.values() for one in pair}) == len(READ_OUTS)
+
+
+def test_podnet_s_first_stage_has_podnet_s_values():
+    for data in ("imagenet100", "digits", "./photos"):
+        own, podnets = build_method("ranpac", data, first="podnet"), build_method("podnet", data)
+        assert own.phases(STAGES[0]) == podnets.phases(STAGES[0])
+    assert build_method("ranpac", "imagenet100", first="podnet", lr=0.3).phases(STAGES[0])[0].lr == 0.3
 
 
 @pytest.mark.parametrize(

@@ -151,12 +151,19 @@ def build_method(name: str, data: str = "cifar100", **options: Any) -> Method:
     >>> build_method("podnet", "digits", memory=2).memory.per_class
     2
     """
-    factory, chosen = choose("method", name, METHODS), {**preset(name, data), **options}
+    factory = choose("method", name, METHODS)
+    chosen = {**preset(name, data), **_preset_of_first(options.get("first"), factory, data), **options}
     timm = timm_model(backbone_builder(chosen["backbone"])) if "backbone" in chosen else None
     if timm and "transforms" not in options and "transforms" in schema(factory):
         kept = chosen.get("transforms", inspect.signature(factory).parameters["transforms"].default)
         chosen["transforms"] = _normalised(kept, timm.config)
     return factory(**chosen)
+
+
+def _preset_of_first(first: Any, factory: Callable[..., Any], data: str) -> dict[str, Any]:
+    """Return the values for a method's option `first` that names another method, whose first stage it has."""
+    found = preset(first, data) if first in METHODS else {}
+    return {name: value for name, value in found.items() if name in schema(factory)}
 
 
 def _normalised(transforms: Transforms, config: PretrainedConfig) -> Transforms:

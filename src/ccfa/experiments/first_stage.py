@@ -21,6 +21,7 @@ from ccfa.files import make_folder, read_tensors, write_tensors
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.state import take_over
+from ccfa.methods.frozen import trained_network
 from ccfa.methods.method import new_and_exemplars
 from ccfa.models.pretrained import timm_version
 from ccfa.plugins import plugins_digest
@@ -52,7 +53,9 @@ def learn_first_stage(
         learner.begin(stage)
         if not path.exists():
             learner.optimise()
-            trained = learner.network.frozen_copy()  # concluding may change it: AFC's forward passes do
+            trained = trained_network(
+                learner.network
+            ).frozen_copy()  # concluding may change it: AFC's forward passes do
             learner.conclude()
             on_learned()
             try:
@@ -64,7 +67,7 @@ def learn_first_stage(
         weights = _stored_weights(path)
         learner.interrupted.clear()  # another run has finished what was begun here
         learner.network.head.drop_auxiliary()
-        take_over(learner.network, weights)
+        take_over(trained_network(learner.network), weights)
     learner.conclude()
     on_learned()
 
@@ -82,6 +85,7 @@ def _stored_weights(path: Path) -> Mapping[str, Tensor]:
 def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torch.device) -> str:
     """Return a digest of everything the first stage reads: parts of the method, data, seeds, precision, code."""
     method, stage = resolved.method, resolved.stages[0]
+    first = method.first or method  # whose head is trained
     read = {
         "data": resolved.train.fingerprint,  # hashed once for all runs on these images
         "classes": resolved.train.class_names[: stage.num_seen],
@@ -90,10 +94,10 @@ def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torc
             for part in (
                 method.transforms,
                 method.backbone,
-                method.head,
+                first.head,
                 method.criterion,
                 method.phases(stage),
-                method.prepare,
+                first.prepare,
                 method.shape_network,
                 method.auxiliary_classes(stage),
                 method.classification_weight(stage),

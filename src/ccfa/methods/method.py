@@ -4,7 +4,7 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, get_type_hints
 
 import torch
@@ -230,6 +230,7 @@ class Method:
         select_exemplars: (embeddings of each class, number, generator) -> the rows to keep, best first.
         predict: The rule of prediction.
         no_old_head: The reason why the method keeps no old head to learn from, if it keeps none.
+        first: The method whose first stage this one has, if it trains that one with another head (`methods/frozen.py`).
 
     Example:
         >>> from dataclasses import replace
@@ -259,6 +260,7 @@ class Method:
     select_exemplars: ExemplarSelector | None = None
     predict: Callable[[LearnerView, Tensor], Tensor] = by_logits
     no_old_head: str = ""
+    first: "Method | None" = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.memory.quota(1) < self.needs_memory:
