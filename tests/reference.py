@@ -410,3 +410,14 @@ def acil_recursion(batches: list[tuple[Array, Array]], size: int, ridge: float) 
         inverse = inverse - inverse @ features.T @ gain @ features @ inverse
         weights = weights + inverse @ features.T @ (targets - features @ weights)
     return weights
+
+
+def translated(features: list[Array], old_means: Array) -> list[Array]:
+    """FeTrIL's pseudo-features of each old class: those of the new class of the most similar mean, moved to its own."""
+    found = []
+    for old in old_means:
+        new_means = [np.mean(rows, axis=0) for rows in features]
+        cosines = [np.sum(old * new) / np.sqrt(np.sum(old**2) * np.sum(new**2)) for new in new_means]
+        nearest = int(np.argmax(cosines))
+        found.append(np.array([row - new_means[nearest] + old for row in features[nearest]]))
+    return found

@@ -28,6 +28,7 @@ PUBLISHED = {  # epochs, learning rate, batch size, weight decay, exemplars per 
     "pass": (101, 1e-3, 64, 2e-4, 0, [44, 89]),
     "ranpac": (160, 0.1, 128, 5e-4, 0, [120, 140]),
     "acil": (160, 0.1, 128, 5e-4, 0, [120, 140]),
+    "fetril": (160, 0.1, 128, 5e-4, 0, [120, 140]),
 }
 
 

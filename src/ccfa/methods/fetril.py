@@ -93,7 +93,8 @@ def translated_samples(learner: LearnerView) -> Samples:
     (means,) = [term.means for term in learner.terms if isinstance(term, ClassMeans)]
     features, num_old = new_features(learner), learner.stage.num_old
     labels = [*range(num_old, learner.stage.num_seen), *range(num_old)]
-    return _labelled(learner, [*features, *translated(features, means)], labels)
+    old = translated(features, means.view(-1, features[0].shape[1]))  # there are none yet in the first stage
+    return _labelled(learner, [*features, *old], labels)
 
 
 def translated(features: Sequence[Tensor], means: Tensor) -> list[Tensor]:
