@@ -13,7 +13,7 @@ from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.step import augmented
 from ccfa.methods import METHODS, Phase
-from ccfa.methods.fetril import new_samples, translated, translated_samples
+from ccfa.methods.fetril import real_samples, translated, translated_samples
 from toy_runs import CPU, toy_resolved
 from toys import STAGES, Recorder, begun, learned, moved_by, plugged, seeded, tiny, toy_images
 
@@ -61,7 +61,13 @@ def test_every_seen_class_has_samples():
     real = samples.picked(torch.nonzero(samples.labels[:, 0] >= 4).flatten())
     order = learner.train.labels[rows].argsort(stable=True)
     assert torch.equal(real.features, learner.embeddings(rows[order]))
-    assert all(map(torch.equal, new_samples(learner), real))
+    assert all(map(torch.equal, real_samples(learner), real))
+
+
+def test_more_images_of_old_classes_are_learned_as_well():
+    learner = begun(tiny("fetril", epochs=1), STAGES[1])
+    learner.additional = learner.train.rows(0, 1)[:3]
+    assert translated_samples(learner).labels.flatten().bincount().tolist() == [15, 12, 12, 12]
 
 
 def test_means_of_all_classes_are_remembered():
@@ -128,7 +134,7 @@ def test_translation_keeps_old_classes():
 
 def test_ccfa_alone_makes_old_features():
     learner = begun(plugged(tiny("fetril", translate=False), "ccfa"), STAGES[1])
-    real = new_samples(learner)
+    real = real_samples(learner)
     samples = augmented(learner, real, len(real.labels), learner.method.phases(STAGES[1])[0], seeded())
     assert real.labels.min() == 2
     assert len(samples.labels) == 3 * len(real.labels)
@@ -137,4 +143,4 @@ def test_ccfa_alone_makes_old_features():
 
 def test_terms_need_images():
     with pytest.raises(UsageError, match="use_terms"):
-        Phase("main", 1, 0.1, samples=new_samples)
+        Phase("main", 1, 0.1, samples=real_samples)

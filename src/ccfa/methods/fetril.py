@@ -36,7 +36,7 @@ def fetril(
     then makes all features of old classes.
     """
     method = first_stage(recipe, first, milestones)
-    samples = translated_samples if translate else new_samples
+    samples = translated_samples if translate else real_samples
     on_features = recipe.phase(cosine, parameters=class_blocks, use_terms=False, samples=samples)
     return replace(
         method,
@@ -73,28 +73,29 @@ class ClassMeans(Term):
 
     def conclude(self, learner: LearnerView) -> None:
         """Add the new classes, with all of their images under the test transform."""
-        means = [features.mean(dim=0) for features in new_features(learner)]
+        means = [learner.embeddings(rows).mean(dim=0) for rows in learner.new_classes()]
         self.means = torch.cat([self.means, torch.stack(means)])
 
 
-def new_features(learner: LearnerView) -> list[Tensor]:
-    """The embeddings (n, dim) of each new class's images."""
-    classes = learner.new_classes()
-    return list(learner.embeddings(torch.cat(classes)).split([len(rows) for rows in classes]))
-
-
-def new_samples(learner: LearnerView) -> Samples:
-    """The features of the new classes' images, with their labels."""
-    return _labelled(learner, new_features(learner), range(learner.stage.num_old, learner.stage.num_seen))
+def real_samples(learner: LearnerView) -> Samples:
+    """The features of D'_k, all images of the new classes under the test transform."""
+    features, labels = _features(learner)
+    return Samples.of(learner.network.head.embed(features), labels)
 
 
 def translated_samples(learner: LearnerView) -> Samples:
     """The same, followed by features of each old class."""
     (means,) = [term.means for term in learner.terms if isinstance(term, ClassMeans)]
-    features, num_old = new_features(learner), learner.stage.num_old
-    labels = [*range(num_old, learner.stage.num_seen), *range(num_old)]
-    old = translated(features, means.view(-1, features[0].shape[1]))  # there are none yet in the first stage
-    return _labelled(learner, [*features, *old], labels)
+    features, labels = _features(learner)
+    new = [features[labels == label] for label in range(learner.stage.num_old, learner.stage.num_seen)]
+    old = translated(new, means.view(-1, features.shape[1]))  # there are none yet in the first stage
+    owners = [labels.new_full((len(rows),), label) for label, rows in enumerate(old)]
+    return Samples.of(learner.network.head.embed(torch.cat([features, *old])), torch.cat([labels, *owners]))
+
+
+def _features(learner: LearnerView) -> tuple[Tensor, Tensor]:
+    rows = learner.training_rows()
+    return learner.embeddings(rows), learner.labels(rows)
 
 
 def translated(features: Sequence[Tensor], means: Tensor) -> list[Tensor]:
@@ -110,10 +111,3 @@ def translated(features: Sequence[Tensor], means: Tensor) -> list[Tensor]:
     new_means = torch.stack([rows.mean(dim=0) for rows in features])
     nearest = (F.normalize(means) @ F.normalize(new_means).T).argmax(dim=1).tolist()
     return [features[new] + (mean - new_means[new]) for mean, new in zip(means, nearest, strict=True)]
-
-
-def _labelled(learner: LearnerView, features: Sequence[Tensor], labels: Sequence[int]) -> Samples:
-    owners = [
-        rows.new_full((len(rows),), label, dtype=torch.int64) for rows, label in zip(features, labels, strict=True)
-    ]
-    return Samples.of(learner.network.head.embed(torch.cat(list(features))), torch.cat(owners))
