@@ -459,3 +459,14 @@ def fecam_distances(test: Array, embeddings: Array, labels: Labels, power: float
             apart = unit(unit(image) ** power) - mean
             found[row, label] = apart @ inverse @ apart
     return found
+
+
+def translated(features: list[Array], old_means: Array) -> list[Array]:
+    """FeTrIL's pseudo-features of each old class: those of the new class of the most similar mean, moved to its own."""
+    found = []
+    for old in old_means:
+        new_means = [np.mean(rows, axis=0) for rows in features]
+        cosines = [np.sum(old * new) / np.sqrt(np.sum(old**2) * np.sum(new**2)) for new in new_means]
+        nearest = int(np.argmax(cosines))
+        found.append(np.array([row - new_means[nearest] + old for row in features[nearest]]))
+    return found

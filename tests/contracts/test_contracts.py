@@ -171,19 +171,20 @@ def test_the_guard_lets_fixed_shapes_pass():
 @contextmanager
 def guarded() -> Iterator[Counter[tuple[int, str]]]:
     """Run every step under the guard; counts the steps of each stage and phase."""
-    losses_of, descend, steps = loop.step_losses, loop.descend, Counter()
+    descend, steps = loop.descend, Counter()
 
-    def guarded_losses(learner, rows, phase, *others):
+    def guarded_losses(losses_of, learner, data, phase, *others):
         steps[learner.stage.index, phase.name] += 1
         with StaticShapes():
-            return losses_of(learner, rows, phase, *others)
+            return losses_of(learner, data, phase, *others)
 
     def guarded_descend(*arguments):
         with StaticShapes():
             descend(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "step_losses", guarded_losses)
+        for name in ("step_losses", "head_losses"):
+            patch.setattr(loop, name, partial(guarded_losses, getattr(loop, name)))
         patch.setattr(loop, "descend", guarded_descend)
         yield steps
 

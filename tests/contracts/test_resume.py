@@ -23,6 +23,7 @@ VARIANTS = {
     "ranpac without random features": ("ranpac", {"projection": 0}),
     "ranpac after podnet": ("ranpac", {"first": "podnet"}),
     "fecam, common covariance": ("fecam", {"covariance": "common"}),
+    "fetril on podnet's first stage": ("fetril", {"first": "podnet"}),
     "il2a, published covariances": ("il2a", {"published_covariances": True}),
 }
 
@@ -85,7 +86,10 @@ def test_resuming_equals_not_stopping(variant):
 @pytest.mark.parametrize(
     ("variant", "device"),
     [("podnet", "cpu")]
-    + [pytest.param(name, "cuda", marks=pytest.mark.gpu) for name in ("podnet", "aanet, blend learned", "bic", "il2a")],
+    + [
+        pytest.param(name, "cuda", marks=pytest.mark.gpu)
+        for name in ("podnet", "aanet, blend learned", "bic", "il2a", "fetril")
+    ],
 )
 def test_a_restored_learner_is_in_exactly_the_stored_state(variant, device, monkeypatch):
     """On a GPU steps are not bit-repeatable, but what they start from is: captured or not, nothing is left over."""

@@ -74,7 +74,7 @@ def agrees_with_one_process(method, number=2, batch_size=13):  # in uneven parts
 
 @pytest.mark.parametrize(
     ("name", "augmentation"),
-    [("replay", "mixup"), ("podnet", "nothing"), ("podnet", "ccfa"), ("icarl", "nothing")],
+    [("replay", "mixup"), ("podnet", "nothing"), ("podnet", "ccfa"), ("icarl", "nothing"), ("fetril", "ccfa")],
 )
 def test_two_processes_train_as_one(name, augmentation):
     agrees_with_one_process(plugged(tiny(name), augmentation))

@@ -31,7 +31,7 @@ def streamed(tmp_path):
 
 
 # afc reads all images once more after a stage, bic holds some out, icarl predicts by class means of mirrored images.
-@pytest.mark.parametrize("name", ["podnet", "afc", "icarl", "bic"])
+@pytest.mark.parametrize("name", ["podnet", "afc", "icarl", "bic", "fetril"])
 def test_streaming_changes_no_bit(streamed, name):
     train, test = toy_images(), toy_images(seed=1, per_class=5)
     results = []

@@ -45,6 +45,10 @@ class Samples(NamedTuple):
         heaviest = self.labels.gather(1, self.weights.argmax(dim=1, keepdim=True))
         return torch.where(self.weights > 0, self.labels, heaviest)
 
+    def picked(self, rows: Tensor) -> "Samples":
+        """These rows (M,) of the samples."""
+        return Samples(*(part[rows] for part in self))
+
     def parted(self, num_rows: int) -> tuple["Samples", "Samples"]:
         """The first rows and the others."""
         return Samples(*(part[:num_rows] for part in self)), Samples(*(part[num_rows:] for part in self))

@@ -44,6 +44,7 @@ _WITHOUT_MEMORY = {"batch_size": 64, "lr": 3e-3}
         "pass": {**_WITHOUT_MEMORY, "epochs": 10},
         "ranpac": {"projection": 1000},
         "acil": {"projection": 1000},
+        "fetril": {"head_epochs": 10},
         "ccfa": {"count": 1},  # by accuracy on held-out training images
     },
 )
@@ -73,6 +74,7 @@ def load_digits_images() -> tuple[ImageSet, ImageSet]:
         "pass": _WITHOUT_MEMORY,
         "ranpac": {"projection": 1000},
         "acil": {"projection": 1000},
+        "fetril": {"head_epochs": 10},
         "ccfa": {"count": 1},
     },
 )

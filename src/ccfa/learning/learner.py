@@ -255,6 +255,10 @@ class Learner:
             parts = (images[part] for part in chosen)
         return self._embed(part.flip(3) if flip else part for part in parts)
 
+    def labels(self, rows: Tensor) -> Tensor:
+        """The labels of training images."""
+        return self.train.labels[rows]
+
     def new_classes(self) -> list[Tensor]:
         """The training rows of each new class."""
         return [self.train.rows(label, label + 1) for label in range(self.stage.num_old, self.stage.num_seen)]

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -13,7 +14,7 @@ from ccfa.errors import DivergedError, ModelError
 from ccfa.learning.acceleration import memory_errors_explained
 from ccfa.learning.processes import ALONE, Processes
 from ccfa.learning.state import PhaseAtWork, StoredPhase
-from ccfa.learning.step import step_losses
+from ccfa.learning.step import head_losses, step_losses
 from ccfa.methods import Phase
 from ccfa.models import Network
 
@@ -50,7 +51,7 @@ def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:
         work.draws.manual_seed(seed)
     order = batches(work.rows, size, learner.generator("batches", *work.index, work.epoch))
     progress = Progress(learner.stage, phase.name, work.epoch, phase.epochs, first, len(order), size)
-    for batch in learner.train.batches(order[first:]):
+    for batch in inputs(learner, phase, order[first:]):
         with memory_errors_explained(size):
             losses = work.step(*batch)
         work.totals = {name: work.totals.get(name, 0) + loss for name, loss in losses.items()}
@@ -70,25 +71,37 @@ def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:
 
 def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredPhase | None = None) -> PhaseAtWork:
     """Choose rows and parameters, and make the step as fast as the learner's acceleration can."""
-    rows = stored.tensors["rows"].to(learner.device) if stored else phase.rows(learner)
+    samples = phase.samples(learner) if phase.samples else None
+    if stored:
+        rows = stored.tensors["rows"].to(learner.device)
+    else:
+        rows = phase.rows(learner) if samples is None else torch.arange(len(samples.labels), device=learner.device)
     parameters = [p for p in phase.parameters(learner.network) if p.numel()]
     optimiser = phase.optimiser(parameters, phase.lr, phase.weight_decay)
     draws = learner.generator("augmentation", *index)
     size = min(phase.batch_size, len(rows))
 
     def step(rows: Tensor, images: Tensor | None = None) -> dict[str, Tensor]:
-        losses = step_losses(learner, rows, phase, draws, images)
+        if samples is None:
+            losses = step_losses(learner, rows, phase, draws, images)
+        else:
+            losses = head_losses(learner, samples.picked(rows), phase, draws)
         descend(losses["loss"], optimiser, parameters, phase.clip_value, phase.clip_norm, learner.processes)
         return {name: loss.detach() for name, loss in losses.items()}
 
     set_modes(learner.network, phase)
     with memory_errors_explained(size):
-        example = next(learner.train.batches(rows[None, :size]))
+        example = next(iter(inputs(learner, phase, rows[None, :size])))
         fast_step = learner.acceleration.prepare(step, example, learner.network, optimiser, draws)
     work = PhaseAtWork(index, rows, size, optimiser, draws, fast_step)
     if stored:
         work.take_up(stored)
     return work
+
+
+def inputs(learner: "Learner", phase: Phase, order: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """What the step takes of each batch of rows; samples are in memory, so their rows suffice."""
+    return zip(order, strict=True) if phase.samples else learner.train.batches(order)
 
 
 def descend(

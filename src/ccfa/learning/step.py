@@ -47,6 +47,13 @@ def step_losses(
     return losses
 
 
+def head_losses(learner: "Learner", real: Samples, phase: Phase, generator: Generator) -> dict[str, Tensor]:
+    """The losses of a step without images: L_cls on the samples given and on augmented ones."""
+    samples = augmented(learner, real, len(real.labels), phase, generator)
+    loss = classification_loss(samples, learner.network.head, learner.method.criterion)
+    return {"classification": loss, "loss": loss}
+
+
 def mixed_images(learner: "Learner", images: Tensor, labels: Tensor, phase: Phase, generator: Generator) -> MixedImages:
     """The batch's images under the training transform, mixed if the method mixes images."""
     method, mix = learner.method, learner.method.image_augmentation

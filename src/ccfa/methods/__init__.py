@@ -2,7 +2,20 @@
 
 # The order of these imports is the order in which methods are listed.
 # isort: off
-from ccfa.methods import baselines, ucir, podnet, icarl, bic, gdumb, il2a_pass, readouts, gaussians, afc, aanet  # noqa: F401
+from ccfa.methods import (  # noqa: F401
+    baselines,
+    ucir,
+    podnet,
+    icarl,
+    bic,
+    gdumb,
+    il2a_pass,
+    readouts,
+    gaussians,
+    fetril,
+    afc,
+    aanet,
+)
 # isort: on
 
 from ccfa.methods.method import (

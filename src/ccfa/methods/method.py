@@ -49,6 +49,7 @@ class LearnerView(Protocol):
     method: "Method"
     network: Network
     initial: Network | None  # the network after the first stage, frozen
+    terms: list["Term"]
     stage: Stage
 
     def reset_network(self) -> None: ...
@@ -59,6 +60,7 @@ class LearnerView(Protocol):
     def select_new_exemplars(self) -> list[Tensor]: ...
     def training_batches(self, batch_size: int, *purpose: object) -> Iterator[tuple[Tensor, Tensor]]: ...
     def embeddings(self, rows: Tensor, flip: bool = False) -> Tensor: ...
+    def labels(self, rows: Tensor) -> Tensor: ...
     def predict_by_logits(self, images: Tensor) -> Tensor: ...
     def predict_by_nearest_mean(self, images: Tensor) -> Tensor: ...
     def generator(self, *purpose: object) -> Generator: ...
@@ -89,6 +91,7 @@ class Term(nn.Module, ABC):
 Optimiser = Callable[[Sequence[nn.Parameter], float, float], optim.Optimizer]
 Schedule = Callable[[int, int], float]
 RowSelector = Callable[[LearnerView], Tensor]
+SampleSource = Callable[[LearnerView], Samples]
 ParameterSelector = Callable[[Network], list[nn.Parameter]]
 ExemplarSelector = Callable[[Sequence[Tensor], int, Generator], list[Tensor]]
 
@@ -133,6 +136,7 @@ class Phase:
     clip_norm: float | None = None  # limit on the norm of all gradients together
     train_batch_norm: bool = True  # False: normalise with the running statistics and leave them alone
     use_terms: bool = True  # False: L_cls alone, with a weight of 1
+    samples: SampleSource | None = None  # made once; the head trains on them instead of on the images of `rows`
     after_epoch: "Phase | None" = None  # run for its own epochs after each epoch of this phase
 
     def __post_init__(self) -> None:
@@ -146,6 +150,8 @@ class Phase:
                 raise UsageError(
                     f"{name} of phase {self.name} must be a number from 0 to {LARGEST:.1e}, got {value!r}."
                 )
+        if self.samples and self.use_terms:
+            raise UsageError(f"Phase {self.name} sees samples and no images, so it has no terms: set use_terms=False.")
 
 
 MAX_EXEMPLARS = 2**31
