@@ -79,6 +79,7 @@ def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredP
     def step(rows: Tensor, images: Tensor | None = None) -> dict[str, Tensor]:
         losses = step_losses(learner, rows, phase, draws, images)
         descend(losses["loss"], optimiser, parameters, phase.clip_value, phase.clip_norm, learner.processes)
+        learner.network.head.constrain()
         return {name: loss.detach() for name, loss in losses.items()}
 
     set_modes(learner.network, phase)
