@@ -29,17 +29,17 @@ class LogitDistillation(Term):
         )
 
 
-@register_method("lwf", METHODS["replay"])
-def replay_without_forgetting(method: Method, *, temperature: float = 2.0) -> Method:
+@register_method("distilled-replay", METHODS["replay"])
+def distilled_replay(method: Method, *, temperature: float = 2.0) -> Method:
     """Replay with one more term. It has replay's options and presets too."""
     return replace(method, terms=(partial(LogitDistillation, temperature),))
 
 
-# As a plug-in, `ccfa run lwf --plugin examples/your_own_method.py`, this file only registers the method.
+# As a plug-in, `ccfa run distilled-replay --plugin examples/your_own_method.py`, this file only registers the method.
 if __name__ == "__main__":
     train, test = load("digits")
-    lwf = build_method("lwf", "digits")
-    for method in (lwf, with_augmentation(lwf, CCFA(count=1))):
+    distilled = build_method("distilled-replay", "digits")
+    for method in (distilled, with_augmentation(distilled, CCFA(count=1))):
         learner = Learner(method, train)
         for stage in split(train.num_classes, initial=6, increment=2):
             learner.learn(stage)

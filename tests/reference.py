@@ -470,3 +470,46 @@ def translated(features: list[Array], old_means: Array) -> list[Array]:
         nearest = int(np.argmax(cosines))
         found.append(np.array([row - new_means[nearest] + old for row in features[nearest]]))
     return found
+
+
+def aligned_weights(weights: Array, num_old: int) -> Array:
+    """WA's: the new classes' rows times the old rows' mean norm over their own; rows without bias."""
+    norms = [float(np.sqrt(np.sum(row**2))) for row in weights]
+    gamma = np.mean(norms[:num_old]) / np.mean(norms[num_old:])
+    return np.array([row if c < num_old else gamma * row for c, row in enumerate(weights)])
+
+
+def separate_cross_entropy(logits: Array, labels: Labels, num_old: int) -> Array:
+    """-log softmax_y, where a row of a new class has new classes in its softmax alone."""
+    losses = []
+    for row, label in zip(logits, labels, strict=True):
+        competing = row if label < num_old else row[num_old:]
+        losses.append(np.log(np.sum(np.exp(competing))) - row[label])
+    return np.array(losses)
+
+
+def linear_gradient(features: Array, logits: Array, labels: Labels) -> Array:
+    """d mean cross-entropy / d W (classes, dim + 1) of logits = W [f, 1]: the mean of (p - y) [f, 1]'."""
+    probabilities = np.exp(logits) / np.sum(np.exp(logits), axis=1, keepdims=True)
+    errors = probabilities - one_hot(labels, logits.shape[1])
+    return errors.T @ np.concatenate([features, np.ones((len(features), 1))], axis=1) / len(features)
+
+
+def fisher(gradients: list[Array], largest: float) -> Array:
+    """EWC's diagonal in PyCIL: the mean over batches of the squared gradient, at most `largest`."""
+    return np.minimum(np.mean([gradient**2 for gradient in gradients], axis=0), largest)
+
+
+def merged_fisher(earlier: Array, new: Array, num_old: int, num_seen: int) -> Array:
+    """PyCIL's: the earlier one's share is old / seen; what has no earlier one is the new one's."""
+    alpha, merged = num_old / num_seen, new.copy()
+    merged[: len(earlier)] = alpha * earlier + (1 - alpha) * new[: len(earlier)]
+    return merged
+
+
+def elastic_penalty(fisher: Array, parameters: Array, previous: Array, weight: float) -> float:
+    """weight * sum_i F_i (theta_i - theta'_i)^2 / 2 over the parameters that have an F."""
+    total = 0.0
+    for importance, now, before in zip(fisher, parameters[: len(fisher)], previous, strict=True):
+        total += importance * (now - before) ** 2 / 2
+    return float(weight * total)

@@ -202,6 +202,7 @@ def phases_of(method: Method) -> set[tuple[int, str]]:
         ("podnet", {"nca": "paper", "pod": "paper"}),
         ("afc", {"discrepancy": "paper"}),
         ("aanet", {"learn_blend": True}),
+        ("wa", {"nonnegative": True}),
     ],
 )
 def test_variants_have_static_shapes(name, options):

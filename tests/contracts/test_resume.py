@@ -19,6 +19,7 @@ VARIANTS = {
     **{name: (name, {}) for name in METHODS},
     "aanet, blend learned": ("aanet", {"learn_blend": True, "blend_lr": 1e-2}),
     "bic, inclearn's loss": ("bic", {"loss": "inclearn"}),
+    "wa, weights not negative": ("wa", {"nonnegative": True}),
     "gdumb from scratch": ("gdumb", {"pretrain": False}),
     "ranpac without random features": ("ranpac", {"projection": 0}),
     "ranpac after podnet": ("ranpac", {"first": "podnet"}),

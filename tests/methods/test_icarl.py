@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import nn
 
 import reference
 from ccfa.augmentation import CCFA, Mixup, Samples
@@ -8,7 +9,7 @@ from ccfa.learning.step import step_losses
 from ccfa.losses import binary_cross_entropy
 from ccfa.methods import Step, with_augmentation, with_image_augmentation
 from ccfa.methods.icarl import SigmoidDistillation
-from ccfa.models import Features, LinearHead
+from ccfa.models import Features, LinearHead, Network
 from toys import STAGES, begun, learned, tiny, toy_images
 
 NUM_OLD, NUM_SEEN, NUM_ROWS, DIM = 3, 5, 7, 5
@@ -30,7 +31,6 @@ class Batch:
 
     def term(self, samples: Samples, share: float = 1.0) -> torch.Tensor:
         features, previous = Features((), self.embedding), Features((), self.previous)
-        heads = {"head": self.head, "previous_head": self.previous_head}
         step = Step(
             stage=Stage(1, NUM_OLD, NUM_SEEN),
             labels=samples.labels[:, 0],
@@ -39,7 +39,8 @@ class Batch:
             generator=torch.Generator(),
             samples=samples,
             _all_samples=lambda: samples._replace(weights=samples.weights / share),
-            **heads,
+            network=Network(nn.Identity(), self.head),
+            previous=Network(nn.Identity(), self.previous_head),
         )
         return SigmoidDistillation()(step)
 

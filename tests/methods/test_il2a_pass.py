@@ -35,9 +35,9 @@ def gaussians(learner: Learner, label: int) -> tuple[np.ndarray, np.ndarray]:
 def step_of(learner: Learner, seed: int = 0) -> Step:
     features = Features((), torch.randn(4, 64, generator=torch.Generator().manual_seed(1)))
     generator = torch.Generator().manual_seed(seed)
-    labels, head = torch.tensor([4, 5, 4, 5]), learner.network.head
+    labels, network = torch.tensor([4, 5, 4, 5]), learner.network
     samples = Samples.of(features.embedding, labels)
-    return Step(learner.stage, labels, head, features, head, features, generator, samples, lambda: samples)
+    return Step(learner.stage, labels, network, features, network, features, generator, samples, lambda: samples)
 
 
 @pytest.mark.parametrize("name", ["il2a", "pass"])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.cluster import KMeans
+from torch import nn
 
 import reference
 from ccfa.augmentation import Samples
@@ -21,7 +22,7 @@ from ccfa.methods.parts import (
     old_to_new,
     seen_to_new,
 )
-from ccfa.models import CosineHead, Features
+from ccfa.models import CosineHead, Features, Network
 from toys import STAGES, begun, learned, seeded, tiny
 
 
@@ -74,12 +75,13 @@ def test_first_stage_imprints_nothing():
 @pytest.mark.parametrize("stage", [Stage(1, 2, 4), Stage(2, 3, 4)])
 def test_distillation_terms(stage):
     torch.manual_seed(0)
-    head, labels = CosineHead(5), torch.tensor([0, 1, 2, 3])
+    labels = torch.tensor([0, 1, 2, 3])
     previous, current = (
         Features((torch.randn(4, 2, 3, 3), torch.randn(4, 3, 2, 2)), torch.randn(4, 5)) for _ in range(2)
     )
     samples = Samples.of(current.embedding, labels)
-    step = Step(stage, labels, head, current, head, previous, torch.Generator(), samples, lambda: samples)
+    network = Network(nn.Identity(), CosineHead(5))
+    step = Step(stage, labels, network, current, network, previous, torch.Generator(), samples, lambda: samples)
     flat = EmbeddingDistillation("flat", 3.0, seen_to_new, cosine_distance)
     expected = 3 * math.sqrt(stage.num_seen / stage.num_new) * cosine_distance(previous.embedding, current.embedding)
     assert flat(step).item() == pytest.approx(expected.item(), rel=1e-5)
@@ -95,7 +97,7 @@ def test_needed_memory_must_not_be_empty(budget):
     assert with_memory(tiny("replay"), budget).memory == budget
 
 
-@pytest.mark.parametrize("name", ["finetune", "joint", "il2a", "pass"])
+@pytest.mark.parametrize("name", ["finetune", "joint", "il2a", "pass", "lwf", "ewc"])
 def test_fixed_memories_cannot_be_resized(name):
     with pytest.raises(UsageError, match=name):
         with_memory(tiny(name), Budget(per_class=1))

@@ -13,6 +13,7 @@ from ccfa.models.resnet import Block, ResNet
     [
         ("resnet32-podnet", 463_504, 32, [(16, 32), (32, 16), (64, 8), (64, 8)]),
         ("resnet32-ucir", 466_256, 32, [(16, 32), (32, 16), (64, 8)]),
+        ("resnet32-pycil", 463_504, 32, [(16, 32), (32, 16), (64, 8)]),
         ("resnet32-gdumb", 466_256, 32, [(16, 32), (32, 16), (64, 8)]),
         ("resnet18-podnet", 11_168_832, 64, [(64, 32), (128, 16), (256, 8), (512, 4)]),  # half the side after the stem
         # The usual ResNet-18's 11,689,512 parameters without its classifier's 513,000.
@@ -37,6 +38,7 @@ def test_published_sizes(name, num_parameters, size, maps):
     [
         ("resnet32-podnet", [False] * 15, False, 1e-5),
         ("resnet32-ucir", [True] * 14 + [False], False, 1e-5),
+        ("resnet32-pycil", [True] * 15, False, 1e-5),
         ("resnet32-gdumb", [False] * 15, True, 1e-6),
         ("resnet18-podnet", [True, False] * 4, False, 1e-5),
         ("resnet18-ucir", [True] * 7 + [False], False, 1e-5),

@@ -87,6 +87,7 @@ def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredP
         else:
             losses = head_losses(learner, samples.picked(rows), phase, draws)
         descend(losses["loss"], optimiser, parameters, phase.clip_value, phase.clip_norm, learner.processes)
+        learner.network.head.constrain()
         return {name: loss.detach() for name, loss in losses.items()}
 
     set_modes(learner.network, phase)

@@ -38,8 +38,8 @@ def step_losses(
     penalties: dict[str, Tensor] = {}
     if previous and before:
         own_old = before()
-        old = previous.head, processes.whole_features(own_old, num_images)
-        step = Step(learner.stage, mixed.labels[:, 0], head, features, *old, generator, real, samples)
+        old = previous, processes.whole_features(own_old, num_images)
+        step = Step(learner.stage, mixed.labels[:, 0], learner.network, features, *old, generator, real, samples)
         penalties = {term.name: processes.penalty(term, step, own, own_old) for term in learner.terms}
     weight = method.classification_weight(learner.stage) if phase.use_terms else 1.0
     losses = {"classification": weight * classification_loss(samples(), head, method.criterion), **penalties}

@@ -8,6 +8,8 @@ from ccfa.methods import (  # noqa: F401
     podnet,
     icarl,
     bic,
+    wa,
+    ewc,
     gdumb,
     il2a_pass,
     readouts,

@@ -18,13 +18,11 @@ from ccfa.methods.method import (
     Method,
     Recipe,
     RowSelector,
-    Step,
-    Term,
     always_one,
     register_method,
     sgd,
 )
-from ccfa.methods.parts import Phases, Steps, herd
+from ccfa.methods.parts import OldLogitDistillation, Phases, Steps, herd, new_share, old_share
 from ccfa.models import LinearHead, Network
 
 
@@ -73,35 +71,6 @@ def bic(
         needs_memory=2,
         select_exemplars=variant.select_exemplars,
     )
-
-
-def new_share(stage: Stage) -> float:
-    """1 - lambda = new / seen."""
-    return stage.num_new / stage.num_seen
-
-
-def old_share(stage: Stage) -> float:
-    """lambda = old / seen."""
-    return 1 - new_share(stage)
-
-
-class OldLogitDistillation(Term):
-    """weight(stage) * distillation of the previous network's logits, corrected as it predicts."""
-
-    def __init__(
-        self,
-        temperature: float,
-        loss: Callable[[Tensor, Tensor, float], Tensor],
-        weight: Callable[[Stage], float],
-    ) -> None:
-        super().__init__("distillation")
-        self.temperature = temperature
-        self.loss = loss
-        self.weight = weight
-
-    def forward(self, step: Step) -> Tensor:
-        logits = step.head(step.samples.features)[:, : step.stage.num_old]
-        return self.weight(step.stage) * self.loss(step.previous_logits, logits, self.temperature)
 
 
 class CorrectedLinearHead(LinearHead):

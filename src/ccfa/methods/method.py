@@ -23,13 +23,18 @@ class Step:
 
     stage: Stage
     labels: Tensor  # (B,); of mixed images the first label
-    head: Head
+    network: Network
     features: Features
-    previous_head: Head
+    previous: Network
     previous_features: Features
     generator: Generator
     samples: Samples  # the batch in the head's space, as L_cls has it before feature augmentation
     _all_samples: Callable[[], Samples]  # those of L_cls, which may still be computed
+
+    @property
+    def head(self) -> Head:
+        """The current network's head."""
+        return self.network.head
 
     @property
     def share(self) -> Tensor:
@@ -39,7 +44,8 @@ class Step:
     @property
     def previous_logits(self) -> Tensor:
         """The previous network's logits (B, old classes)."""
-        logits: Tensor = self.previous_head(self.previous_head.embed(self.previous_features.embedding))
+        head = self.previous.head
+        logits: Tensor = head(head.embed(self.previous_features.embedding))
         return logits
 
 

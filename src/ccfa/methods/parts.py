@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor, nn, optim
@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from ccfa.data import Stage
-from ccfa.methods.method import LearnerView, Phase, Step, Term
-from ccfa.models import Features, LocalSimilarityHead, Network
+from ccfa.methods.method import LearnerView, Phase, Recipe, Step, Term
+from ccfa.models import Features, LinearHead, LocalSimilarityHead, Network
 
 
 def balanced_exemplars(learner: LearnerView) -> Tensor:
@@ -131,6 +131,16 @@ def old_to_new(stage: Stage) -> float:
     return math.sqrt(stage.num_old / stage.num_new)
 
 
+def new_share(stage: Stage) -> float:
+    """new / seen: the weight of L_cls in BiC and WA."""
+    return stage.num_new / stage.num_seen
+
+
+def old_share(stage: Stage) -> float:
+    """old / seen: the weight of the distillation beside it."""
+    return 1 - new_share(stage)
+
+
 @dataclass(frozen=True)
 class Phases:
     """The phases of the first stage and those of every later one."""
@@ -140,6 +150,56 @@ class Phases:
 
     def __call__(self, stage: Stage) -> tuple[Phase, ...]:
         return self.first if stage.index == 0 else self.later
+
+
+def first_and_later(
+    recipe: Recipe,
+    milestones: tuple[float, ...],
+    later_share: float,
+    later_milestones: tuple[float, ...],
+    later_weight_decay: float,
+) -> Phases:
+    """One phase per stage: the recipe's in the first one, then `later_share` as many epochs with other numbers."""
+    first = recipe.phase(Steps(milestones))
+    epochs, schedule = round(later_share * recipe.epochs), Steps(later_milestones)
+    later = replace(first, epochs=epochs, schedule=schedule, weight_decay=later_weight_decay)
+    return Phases(first=(first,), later=(later,))
+
+
+class SeparateLinearHead(LinearHead):
+    """A linear head whose new classes compete with each other alone while it trains.
+
+    In L_cls, a sample of a new class has minus infinity at all old classes. One of an old class sees every class.
+    """
+
+    def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor:
+        logits = super().forward(features, labels)
+        if labels is None or not self.training:
+            return logits
+        is_old = torch.arange(self.num_classes, device=labels.device) < len(self.old)
+        return logits.masked_fill(is_old & (labels[:, None] >= len(self.old)), float("-inf"))
+
+
+class OldLogitDistillation(Term):
+    """weight * factor(stage) * loss(the previous network's logits, old logits, temperature)."""
+
+    def __init__(
+        self,
+        temperature: float,
+        loss: Callable[[Tensor, Tensor, float], Tensor],
+        factor: Callable[[Stage], float],
+        weight: float = 1.0,
+    ) -> None:
+        super().__init__("distillation")
+        self.temperature = temperature
+        self.loss = loss
+        self.factor = factor
+        self.weight = weight
+
+    def forward(self, step: Step) -> Tensor:
+        logits = step.head(step.samples.features)[:, : step.stage.num_old]
+        distance = self.loss(step.previous_logits, logits, self.temperature)
+        return self.weight * self.factor(step.stage) * distance
 
 
 class EmbeddingDistillation(Term):

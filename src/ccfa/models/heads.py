@@ -49,6 +49,9 @@ class Head(nn.Module, ABC):
         self.new = nn.Parameter(self.new.detach()[: len(self.new) - self.num_auxiliary].clone())
         self.num_auxiliary = 0
 
+    def constrain(self) -> None:
+        """Put parameters back to where the head allows them; called after each step of the optimiser."""
+
     def initial(self, num_new: int, generator: Generator | None) -> Tensor:
         """Starting values for new classes: Kaiming normal (std 1/sqrt(dim)), or uniform in +-1/sqrt(dim)."""
         shape = num_new, *self.new.shape[1:]

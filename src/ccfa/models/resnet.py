@@ -126,6 +126,8 @@ BACKBONES.add(
     "resnet32-ucir",
     ResNet(*_THREE_LEVELS, shortcut="project", relu_after_sum="not-last", zero_init_residual=False),
 )
+# PyCIL's: ReLU after every sum, hence an embedding without negative values. 463,504 parameters.
+BACKBONES.add("resnet32-pycil", ResNet(*_THREE_LEVELS, relu_after_sum="always", zero_init_residual=False))
 # GDumb's: a ReLU ends every branch and none follows a sum, hence features without negative values. 466,256 parameters.
 BACKBONES.add("resnet32-gdumb", RectifiedResNet(*_THREE_LEVELS, shortcut="project", zero_init_residual=False))
 # PODNet's ImageNet network, with a 3x3 stride-1 stem: 11,168,832 parameters.

@@ -1,0 +1,80 @@
+"""EWC: Kirkpatrick et al., "Overcoming Catastrophic Forgetting in Neural Networks", PNAS 2017."""
+
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ccfa.losses import cross_entropy
+from ccfa.methods.method import LearnerView, Method, Recipe, Step, Term, register_method
+from ccfa.methods.parts import SeparateLinearHead, class_blocks, first_and_later, old_share
+from ccfa.models import Network
+
+
+@register_method("ewc", Recipe("resnet32-pycil", epochs=200))
+def ewc(
+    recipe: Recipe,
+    *,
+    milestones: tuple[float, ...] = (60 / 200, 120 / 200, 170 / 200),
+    later_share: float = 180 / 200,
+    later_milestones: tuple[float, ...] = (70 / 180, 120 / 180, 150 / 180),
+    later_weight_decay: float = 2e-4,
+    lambda_ewc: float = 1000.0,
+    largest_fisher: float = 1e-4,
+) -> Method:
+    """EWC, without exemplars: weights that mattered to old classes, by their Fisher information, are held in place.
+
+    Stages after the first train for `later_share` times `epochs`.
+    """
+    return Method(
+        name="ewc",
+        transforms=recipe.transforms,
+        backbone=recipe.builder,
+        head=SeparateLinearHead,
+        criterion=cross_entropy,
+        phases=first_and_later(recipe, milestones, later_share, later_milestones, later_weight_decay),
+        terms=(partial(ElasticPenalty, lambda_ewc, largest_fisher),),
+    )
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """All values of the tensors, one after the other."""
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def ordered_parameters(network: Network) -> list[nn.Parameter]:
+    """The backbone's parameters, then the head's rows: the previous network's are the first of the current one's."""
+    return [*network.backbone.parameters(), *class_blocks(network)]
+
+
+class ElasticPenalty(Term):
+    """(weight / 2) * sum_i F_i (theta_i - theta'_i)^2, where theta' are the previous network's parameters."""
+
+    fisher: Tensor  # F of the parameters of the last stage, in order
+
+    def __init__(self, weight: float, largest: float) -> None:
+        super().__init__("elastic")
+        self.weight = weight
+        self.largest = largest
+        self.register_buffer("fisher", torch.empty(0))
+
+    def forward(self, step: Step) -> Tensor:
+        now = flat(ordered_parameters(step.network))[: len(self.fisher)]
+        moved = now - flat(ordered_parameters(step.previous))
+        return self.weight / 2 * (self.fisher * moved.square()).sum()
+
+    def conclude(self, learner: LearnerView) -> None:
+        """Estimate F in one pass over D'_k, and average it with the earlier F by the numbers of classes."""
+        network, method = learner.network, learner.method
+        network.train()  # as published: the running statistics of batch norm move during this pass too
+        parameters = ordered_parameters(network)
+        squares, num_batches = torch.zeros_like(flat(parameters)), 0
+        for images, labels in learner.training_batches(method.phases(learner.stage)[0].batch_size, self.name):
+            loss = method.criterion(network(images), labels).mean()  # over all seen classes
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+            squares += flat(gradients).square()
+            num_batches += 1
+        fisher = (squares / num_batches).clamp(max=self.largest)
+        known, share = len(self.fisher), old_share(learner.stage)
+        self.fisher = torch.cat([share * self.fisher + (1 - share) * fisher[:known], fisher[known:]])
