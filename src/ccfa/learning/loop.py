@@ -70,6 +70,8 @@ def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:
 
 def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredPhase | None = None) -> PhaseAtWork:
     """Choose rows and parameters, and make the step as fast as the learner's acceleration can."""
+    if not stored:
+        phase.prepare(learner)
     rows = stored.tensors["rows"].to(learner.device) if stored else phase.rows(learner)
     parameters = [p for p in phase.parameters(learner.network) if p.numel()]
     optimiser = phase.optimiser(parameters, phase.lr, phase.weight_decay)
