@@ -410,3 +410,13 @@ def acil_recursion(batches: list[tuple[Array, Array]], size: int, ridge: float) 
         inverse = inverse - inverse @ features.T @ gain @ features @ inverse
         weights = weights + inverse @ features.T @ (targets - features @ weights)
     return weights
+
+
+def der_auxiliary(features: Array, labels: Labels, weights: Array, num_old: int) -> float:
+    """DER's auxiliary loss: the newest branch's features, where all old classes are class 0."""
+    losses = []
+    for feature, label in zip(features, labels, strict=True):
+        target = 0 if label < num_old else int(label) - num_old + 1
+        logits = np.array([float(row @ feature) for row in weights])
+        losses.append(float(np.log(np.exp(logits).sum()) - logits[target]))
+    return sum(losses) / len(losses)
