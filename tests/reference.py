@@ -513,3 +513,13 @@ def elastic_penalty(fisher: Array, parameters: Array, previous: Array, weight: f
     for importance, now, before in zip(fisher, parameters[: len(fisher)], previous, strict=True):
         total += importance * (now - before) ** 2 / 2
     return float(weight * total)
+
+
+def der_auxiliary(features: Array, labels: Labels, weights: Array, num_old: int) -> float:
+    """DER's auxiliary loss: the newest branch's features, where all old classes are class 0."""
+    losses = []
+    for feature, label in zip(features, labels, strict=True):
+        target = 0 if label < num_old else int(label) - num_old + 1
+        logits = np.array([float(row @ feature) for row in weights])
+        losses.append(float(np.log(np.exp(logits).sum()) - logits[target]))
+    return sum(losses) / len(losses)

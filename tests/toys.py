@@ -71,6 +71,11 @@ class Only:
         return tuple(phase for phase in self.phases(stage) if phase.name in self.names)
 
 
+def main_phase(phases: tuple[Phase, ...]) -> Phase:
+    """The main phase of a stage, which a warm-up may precede."""
+    return next(phase for phase in phases if phase.name == "main")
+
+
 def tiny(name: str, memory: Budget | None = None, epochs: int = 2, **options: Any) -> Method:
     """The method of that name on the small backbone, in short phases, with 3 exemplars a class."""
     method = METHODS[name](backbone="small", transforms=TOY, **SMALLER.get(name, {}) | options)

@@ -28,7 +28,7 @@ from ccfa.data.transforms import Draws
 from ccfa.learning import Learner
 from ccfa.methods import METHODS, Budget, Method, Phase, with_memory
 from ccfa.methods.parts import balanced_exemplars
-from toys import AUGMENTATIONS, COMBINATIONS, SMALLER, Recorder, has_memory_size, with_any
+from toys import AUGMENTATIONS, COMBINATIONS, SMALLER, Recorder, has_memory_size, main_phase, with_any
 
 TRACES = Path(__file__).with_name("traces.json")
 NUM_STEPS = 20
@@ -56,7 +56,7 @@ class Fixed:
     def __call__(self, stage: Stage) -> tuple[Phase, ...]:
         if not self.phases(stage):
             return ()
-        main = self.phases(stage)[0]
+        main = main_phase(self.phases(stage))
         later = 10 if main.rows is balanced_exemplars else 4  # fewer rows, as many steps
         epochs = 2 if stage.index == 0 else later
         return (replace(main, epochs=epochs, batch_size=32, lr=0.02, weight_decay=5e-4),)

@@ -29,10 +29,16 @@ HEADS = {  # a method for each kind of head, rule and backbone
     "bic": "CorrectedLinearHead",
     "gdumb": "NormalisedLinearHead",
     "aanet": "LocalSimilarityHead",  # two branches
+    "der": "WideningHead",  # a branch per stage
     "ranpac": "ReadOutHead",
     "fecam": "MahalanobisHead",
 }
-SHORT = {"podnet": {"balanced_epochs": 1}, "aanet": {"balanced_epochs": 1}, "bic": {"correction_epochs": 1}}
+SHORT = {
+    "podnet": {"balanced_epochs": 1},
+    "aanet": {"balanced_epochs": 1},
+    "bic": {"correction_epochs": 1},
+    "der": {"warmup_epochs": 1, "balanced_epochs": 1},
+}
 
 
 def draw(folder, names, num=6, side=16):

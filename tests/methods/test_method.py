@@ -13,7 +13,7 @@ from ccfa.methods import METHODS, Method, Recipe, register_method
 from ccfa.methods.parts import cosine
 from ccfa.methods.podnet import podnet
 from ccfa.models import BACKBONES
-from toys import STAGES, TOY
+from toys import STAGES, TOY, main_phase
 
 PUBLISHED = {  # epochs, learning rate, batch size, weight decay, exemplars per class, epochs at which the rate drops
     "finetune": (160, 0.1, 128, 5e-4, 0, []),
@@ -27,6 +27,7 @@ PUBLISHED = {  # epochs, learning rate, batch size, weight decay, exemplars per 
     "wa": (200, 0.1, 128, 5e-4, 20, [60, 120, 170]),
     "lwf": (200, 0.1, 128, 5e-4, 0, [60, 120, 160]),
     "ewc": (200, 0.1, 128, 5e-4, 0, [60, 120, 170]),
+    "der": (160, 0.1, 128, 5e-4, 20, [100, 120]),
     "il2a": (101, 1e-3, 64, 2e-4, 0, [45, 90]),
     "pass": (101, 1e-3, 64, 2e-4, 0, [44, 89]),
     **dict.fromkeys(("ranpac", "acil", "simplecil", "slda", "fecam", "fetril"), (160, 0.1, 128, 5e-4, 0, [120, 140])),
@@ -36,7 +37,7 @@ PUBLISHED = {  # epochs, learning rate, batch size, weight decay, exemplars per 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_numbers(name):
     method = METHODS[name]()
-    main = method.phases(split(100, 50, 10)[0])[0]
+    main = main_phase(method.phases(split(100, 50, 10)[0]))
     numbers = main.epochs, main.lr, main.batch_size, main.weight_decay, method.memory.quota(50)
     assert numbers == PUBLISHED[name][:5]
     factors = [main.schedule(epoch, main.epochs) for epoch in range(main.epochs)]
@@ -48,7 +49,7 @@ def test_published_numbers(name):
 def test_recipe_reaches_every_method(name):
     given = {"epochs": 7, "lr": 0.5, "batch_size": 9, "weight_decay": 0.25, "backbone": "small", "transforms": TOY}
     method = METHODS[name](**given)
-    main = method.phases(STAGES[0])[0]
+    main = main_phase(method.phases(STAGES[0]))
     assert (main.epochs, main.lr, main.batch_size, main.weight_decay) == (7, 0.5, 9, 0.25)
     assert (method.name, method.backbone, method.transforms) == (name, BACKBONES["small"], TOY)
     assert given.keys() <= schema(METHODS[name]).keys()

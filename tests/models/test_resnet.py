@@ -19,6 +19,7 @@ from ccfa.models.resnet import Block, ResNet
         # The usual ResNet-18's 11,689,512 parameters without its classifier's 513,000.
         ("resnet18-ucir", 11_176_512, 64, [(64, 16), (128, 8), (256, 4), (512, 2)]),
         ("resnet18-il2a", 11_168_832, 32, [(64, 32), (128, 16), (256, 8), (512, 4)]),
+        ("resnet18-cifar", 11_168_832, 32, [(64, 32), (128, 16), (256, 8), (512, 4)]),
         ("small", 74_640, 8, [(16, 8), (32, 4), (64, 2)]),
     ],
 )
@@ -43,6 +44,7 @@ def test_published_sizes(name, num_parameters, size, maps):
         ("resnet18-podnet", [True, False] * 4, False, 1e-5),
         ("resnet18-ucir", [True] * 7 + [False], False, 1e-5),
         ("resnet18-il2a", [True] * 8, False, 1e-5),
+        ("resnet18-cifar", [True] * 8, False, 1e-5),
     ],
 )
 def test_where_relu_follows(name, relu, rectified, eps):
@@ -51,7 +53,7 @@ def test_where_relu_follows(name, relu, rectified, eps):
     assert [block.relu for block in blocks] == relu
     assert {block.rectified for block in blocks} == {rectified}
     assert {module.eps for module in modules if isinstance(module, nn.BatchNorm2d)} == {eps}
-    starts_at_zero = name.endswith("podnet")
+    starts_at_zero = name.endswith(("podnet", "cifar"))
     assert all(bool((block.norm2.weight == 0).all()) == starts_at_zero for block in blocks)
     assert all(bool((block.norm1.weight == 1).all()) for block in blocks)
 

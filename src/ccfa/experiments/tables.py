@@ -46,6 +46,7 @@ PAPERS: dict[str, str] = {
     "icarl": "Rebuffi et al., CVPR 2017",
     "bic": "Wu et al., CVPR 2019",
     "gdumb": "Prabhu et al., ECCV 2020",
+    "der": "Yan et al., CVPR 2021, without pruning",
     "il2a": "Zhu et al., NeurIPS 2021",
     "pass": "Zhu et al., CVPR 2021",
 }

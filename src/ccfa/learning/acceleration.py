@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn, optim
 from ccfa.data import ImageSet
 from ccfa.errors import ResourceError, UsageError
 from ccfa.kernels.graphs import StepFunction, aside, captured
-from ccfa.models import Backbone, Features, Network
+from ccfa.models import Backbone, Branches, Features, Network
 from ccfa.models.backbone import MapMixing
 
 RESIDENT_SHARE = 0.5  # of the free memory of a GPU: the rest is for the networks
@@ -67,10 +67,13 @@ class Acceleration:
             return Features(tuple(level[:0] for level in maps), embedding[:0])
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)
-        # Compiled as a function of the backbone, so that one compilation serves every stage's network.
+        # Compiled as a function of the backbone, so that one compilation serves every stage's network and every branch.
         forward = _compiled(_forward) if self.compile else _forward
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            features = forward(backbone, images, mixing)
+            if isinstance(backbone, Branches):
+                features = backbone.joined(lambda branch: forward(branch, images, mixing))
+            else:
+                features = forward(backbone, images, mixing)
         embedding = features.embedding
         return Features(features.maps, embedding.to(torch.promote_types(embedding.dtype, torch.float32)))
 

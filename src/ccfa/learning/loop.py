@@ -71,6 +71,8 @@ def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:
 
 def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredPhase | None = None) -> PhaseAtWork:
     """Choose rows and parameters, and make the step as fast as the learner's acceleration can."""
+    if not stored:
+        phase.prepare(learner)
     samples = phase.samples(learner) if phase.samples else None
     if stored:
         rows = stored.tensors["rows"].to(learner.device)

@@ -14,6 +14,8 @@ from ccfa.models import Features, Network
 if TYPE_CHECKING:
     from ccfa.learning.learner import Learner
 
+UNREAD = Features((), torch.empty(0))  # in place of the previous network's, where no term reads them
+
 
 def step_losses(
     learner: "Learner", rows: Tensor, phase: Phase, generator: Generator, images: Tensor | None = None
@@ -28,7 +30,9 @@ def step_losses(
     images = learner.train.images[rows] if images is None else images
     mixed = mixed_images(learner, images, learner.train.labels[rows], phase, generator)
     part, num_images = processes.part(mixed), len(mixed.images)
-    before = aside("previous", learner.device, partial(frozen_features, learner, previous, part)) if previous else None
+    before = None
+    if previous and any(term.reads_previous for term in learner.terms):
+        before = aside("previous", learner.device, partial(frozen_features, learner, previous, part))
     with shared_batch_norm(processes):
         own = learner.acceleration.features(learner.network.backbone, part.images, part.mixing)
     features = processes.whole_features(own, num_images)
@@ -36,9 +40,9 @@ def step_losses(
     samples = aside("samples", learner.device, partial(augmented, learner, real, len(rows), phase, generator))
 
     penalties: dict[str, Tensor] = {}
-    if previous and before:
-        own_old = before()
-        old = previous, processes.whole_features(own_old, num_images)
+    if previous:
+        own_old = before() if before else UNREAD
+        old = previous, processes.whole_features(own_old, num_images) if before else UNREAD
         step = Step(learner.stage, mixed.labels[:, 0], learner.network, features, *old, generator, real, samples)
         penalties = {term.name: processes.penalty(term, step, own, own_old) for term in learner.terms}
     weight = method.classification_weight(learner.stage) if phase.use_terms else 1.0

@@ -17,6 +17,7 @@ from ccfa.methods import (  # noqa: F401
     fetril,
     afc,
     aanet,
+    der,
 )
 # isort: on
 

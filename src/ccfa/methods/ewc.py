@@ -51,6 +51,8 @@ def ordered_parameters(network: Network) -> list[nn.Parameter]:
 class ElasticPenalty(Term):
     """(weight / 2) * sum_i F_i (theta_i - theta'_i)^2, where theta' are the previous network's parameters."""
 
+    reads_previous = False  # its parameters, but nothing that it computes
+
     fisher: Tensor  # F of the parameters of the last stage, in order
 
     def __init__(self, weight: float, largest: float) -> None:

@@ -70,6 +70,7 @@ class LearnerView(Protocol):
     def predict_by_logits(self, images: Tensor) -> Tensor: ...
     def predict_by_nearest_mean(self, images: Tensor) -> Tensor: ...
     def generator(self, *purpose: object) -> Generator: ...
+    def cpu_generator(self, *purpose: object) -> Generator: ...
 
 
 class Term(nn.Module, ABC):
@@ -78,6 +79,9 @@ class Term(nn.Module, ABC):
     # Whether it is a mean over the rows of a batch and does not read `share`. Of several processes, each then computes
     # that of its own rows. Other terms see the features of all rows, and the maps that they read have to be gathered.
     is_row_mean: ClassVar[bool] = False
+
+    # Whether it reads what the previous network computes of a batch. If no term does, that is not computed.
+    reads_previous: ClassVar[bool] = True
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -122,6 +126,10 @@ def constant(epoch: int, epochs: int) -> float:
     return 1.0
 
 
+def nothing_to_prepare(learner: LearnerView) -> None:
+    """Keep the network as it is."""
+
+
 LARGEST = torch.finfo(torch.float32).max  # optimisers hold their rate in that precision
 
 
@@ -143,6 +151,7 @@ class Phase:
     train_batch_norm: bool = True  # False: normalise with the running statistics and leave them alone
     use_terms: bool = True  # False: L_cls alone, with a weight of 1
     samples: SampleSource | None = None  # made once; the head trains on them instead of on the images of `rows`
+    prepare: Callable[[LearnerView], None] = nothing_to_prepare  # called before rows and parameters are chosen
     after_epoch: "Phase | None" = None  # run for its own epochs after each epoch of this phase
 
     def __post_init__(self) -> None:
@@ -206,10 +215,6 @@ def always_one(stage: Stage) -> float:
 def no_auxiliary_classes(stage: Stage) -> int:
     """Every output is a class."""
     return 0
-
-
-def nothing_to_prepare(learner: LearnerView) -> None:
-    """New classes keep their random start."""
 
 
 def same_shape(network: Network, stage_index: int) -> None:

@@ -24,6 +24,11 @@ def all_but_old_classes(network: Network) -> list[nn.Parameter]:
     return [parameter for parameter in network.parameters() if parameter is not network.head.old]
 
 
+def trainable(network: Network) -> list[nn.Parameter]:
+    """All parameters but those of frozen branches."""
+    return [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+
 def class_blocks(network: Network) -> list[nn.Parameter]:
     """The head's old and new classes, without its scale."""
     return [network.head.old, network.head.new]

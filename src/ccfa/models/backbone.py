@@ -128,6 +128,32 @@ class ChainBackbone(nn.Module):
         return Features(tuple(maps), maps[-1].mean(dim=(2, 3)))
 
 
+class Branches(nn.Module):
+    """Backbones side by side: their embeddings one after the other, and the maps of the last, which alone trains."""
+
+    def __init__(self, branches: Sequence[Backbone]) -> None:
+        super().__init__()
+        self.branches: Sequence[Backbone] = nn.ModuleList(branches)  # type: ignore[assignment,arg-type]
+        self.dim = sum(branch.dim for branch in branches)
+        for branch in branches[:-1]:
+            for parameter in branch.parameters():
+                parameter.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for branch in self.branches[:-1]:
+            branch.train(False)
+        return self
+
+    def forward(self, images: Tensor, mixing: MapMixing | None = None) -> Features:
+        return self.joined(lambda branch: branch(images, mixing))
+
+    def joined(self, features_of: Callable[[Backbone], Features]) -> Features:
+        """The features of the whole, made of those that a function gives for each branch."""
+        parts = [features_of(branch) for branch in self.branches]
+        return Features(parts[-1].maps, torch.cat([part.embedding for part in parts], dim=1))
+
+
 def wrap(module: nn.Module, levels: Sequence[str], dim: int | None = None) -> "WrappedBackbone":
     """Make a backbone of any torch module, to be given to a method as `backbone`.
 

@@ -145,5 +145,7 @@ BACKBONES.add(
     "resnet18-il2a",
     ResNet(*_FOUR_LEVELS, shortcut="project", relu_after_sum="always", zero_init_residual=False),
 )
+# DER's CIFAR network: the same with residual branches that start at 0. 11,168,832 parameters.
+BACKBONES.add("resnet18-cifar", ResNet(*_FOUR_LEVELS, shortcut="project", relu_after_sum="always"))
 # For 8x8 digits: PODNet's kind of trunk with one block per level.
 BACKBONES.add("small", ResNet((16, 32, 64), (1, 1, 1), (1, 2, 2)))
