@@ -195,6 +195,25 @@ def squared_distance(previous: Array, current: Array) -> float:
     return float(np.mean([np.sum((old - new) ** 2) for old, new in zip(previous, current, strict=True)]))
 
 
+def geodesic_kernel(previous: Array, current: Array) -> Array:
+    """GeoDL's G, by the closed form of the geodesic flow kernel (Gong et al., CVPR 2012)."""
+
+    def basis(rows: Array) -> Array:
+        columns = rows.T - rows.T.mean(axis=0)  # one column per image, less its own mean
+        return np.linalg.svd(columns, full_matrices=False)[0][:, : min(rows.shape) - 2]
+
+    start, end = basis(previous), basis(current)
+    left, cosines, right = np.linalg.svd(start.T @ end)
+    kernel = np.zeros((previous.shape[1],) * 2)
+    for a, b, cos in zip((start @ left).T, (end @ right.T).T, np.clip(cosines, 0, 1), strict=True):
+        t = max(np.arccos(cos), 1e-6)  # a = b needs no way
+        r = (b - a * cos) / np.sin(t)  # where the way from a to b leads, at a right angle to a
+        kernel += (1 + np.sin(2 * t) / (2 * t)) / 2 * np.outer(a, a)
+        kernel += (1 - np.cos(2 * t)) / (4 * t) * (np.outer(a, r) + np.outer(r, a))
+        kernel += (1 - np.sin(2 * t) / (2 * t)) / 2 * np.outer(r, r)
+    return kernel
+
+
 def margin_ranking(
     similarities: Array, labels: Labels, num_old: int, margin: float = 0.5, num_negatives: int = 2
 ) -> float:

@@ -4,6 +4,7 @@ A criterion l_cls gives one value per row of scaled logits. A penalty compares w
 one compute.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -133,6 +134,54 @@ def cosine_distance(previous: Tensor, current: Tensor) -> Tensor:
 def squared_distance(previous: Tensor, current: Tensor) -> Tensor:
     """||h' - h||^2, averaged over rows: POD-flat as the paper writes it."""
     return (previous - current).square().sum(dim=1).mean()
+
+
+def geodesic_distance(previous: Tensor, current: Tensor) -> Tensor:
+    """GeoDL's as published code computes it: (f' - f)^T G (f' - f) for unit rows f' and f, averaged over rows."""
+    previous, current = F.normalize(previous), F.normalize(current)
+    root = geodesic_flow(previous, current)
+    return ((previous - current) @ root).square().sum(dim=1).mean()
+
+
+def geodesic_cosine_distance(previous: Tensor, current: Tensor) -> Tensor:
+    """GeoDL's as the paper writes it: 1 - f'^T G f / sqrt(f'^T G f' f^T G f) for unit rows f' and f, averaged."""
+    previous, current = F.normalize(previous), F.normalize(current)
+    root = geodesic_flow(previous, current)
+    return cosine_distance(previous @ root, current @ root)
+
+
+@torch.no_grad()
+def geodesic_flow(previous: Tensor, current: Tensor) -> Tensor:
+    """A root K of the geodesic flow kernel G = K K^T: the mean projection on the way between two subspaces of rows.
+
+    The subspaces meet in principal vectors a, b at angles t. On the way from a to b, the mean projection onto the
+    vector in between is (1 + sin t / t) / 2 along a + b, and (1 - sin t / t) / 2 along b - a.
+    """
+    if min(previous.shape) < 3:  # no dimension is left, see `_subspace`
+        return torch.eye(previous.shape[1], dtype=previous.dtype, device=previous.device)
+    start, end = _subspace(previous), _subspace(current)  # (D, k)
+    left, cosines, right = torch.linalg.svd(start.mT @ end)
+    cosines = cosines.clamp(max=1)
+    a, b = start @ left, end @ right.mT
+    share = torch.sinc(cosines.arccos() / math.pi)  # sin t / t
+    along = ((1 + share) / (4 * (1 + cosines))).sqrt()  # |a + b|^2 = 2 + 2 cos t
+    across = ((1 - share) / (4 * (1 - cosines)).clamp(min=torch.finfo(share.dtype).tiny)).sqrt()
+    return torch.cat([(a + b) * along, (b - a) * across], dim=1).to(previous.dtype)
+
+
+def _subspace(rows: Tensor) -> Tensor:
+    """An orthonormal basis (D, k) of the main directions of rows (N, D), each less its own mean as in GeoDL's code.
+
+    k = min(N, D) - 2. Columns are zero if there are fewer directions, for example where images repeat.
+    """
+    # If training diverges the loss says so, not the decomposition.
+    centred = (rows - rows.mean(dim=1, keepdim=True)).double().nan_to_num(0, 0, 0)
+    squares, vectors = torch.linalg.eigh(centred @ centred.mT)  # ascending
+    first = len(rows) - (min(rows.shape) - 2)
+    squares, vectors = squares[first:], vectors[:, first:]
+    lengths = torch.where(squares > 1e-10 * squares[-1], squares, math.inf).sqrt()
+    basis: Tensor = centred.mT @ vectors / lengths
+    return basis
 
 
 def frobenius_distance(previous: Tensor, current: Tensor, weights: Tensor) -> Tensor:

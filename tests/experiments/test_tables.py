@@ -40,7 +40,7 @@ def test_every_number_is_there():
     assert [len(table.cells) for table in TABLES.values()] == [60, 32, 42, 28, 16, 16, 15, 20, 20, 12]
     assert len(cells()) == len({(cell.setting, cell.metric, cell.source) for cell in cells()}) == 217
     assert sum(cell.deviation is not None for cell in cells()) == 32
-    assert {cell.setting.method for cell in cells()} <= METHODS.keys() | {"mnemonics", "tpcil", "geodl"}
+    assert {cell.setting.method for cell in cells()} <= METHODS.keys() | {"mnemonics", "tpcil"}
     assert PAPERS.keys() <= METHODS.keys()
 
 
@@ -202,7 +202,7 @@ def test_the_most_valuable_runs_come_first():
     assert methods[:24] == ["podnet"] * 24
     assert [experiment.order for experiment in left[:3]] == list(ORDERS)
     assert methods.index("afc") < methods.index("ucir") < methods.index("aanet") < methods.index("icarl")
-    assert {"mnemonics", "tpcil", "geodl"}.isdisjoint(methods)
+    assert {"mnemonics", "tpcil"}.isdisjoint(methods)
 
 
 @pytest.mark.parametrize(

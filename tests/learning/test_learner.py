@@ -10,7 +10,7 @@ import torch
 
 import ccfa.learning.learner as module
 from ccfa.augmentation import CCFA
-from ccfa.data import Stage, Transforms
+from ccfa.data import Stage, Transforms, parse_scenario
 from ccfa.errors import DivergedError, ModelError, Notice, UsageError
 from ccfa.kernels.graphs import own_stream
 from ccfa.learning import Learner
@@ -180,6 +180,19 @@ def test_rows_of_a_stage(budget, old):
     assert [labels[rows].unique().tolist() for rows in learner.new_classes()] == [[2], [3]]
     assert torch.bincount(labels[learner.training_rows()], minlength=6).tolist() == [old, old, 12, 12, 0, 0]
     assert torch.bincount(labels[learner.balanced_rows()], minlength=6).tolist() == [3, 3, 3, 3, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["podnet", "icarl"])
+def test_equal_stages_share_one_memory(name):
+    learner = Learner(tiny(name, Budget(total=60), epochs=1), toy_images(20, 8))
+    first, second = parse_scenario("B0-inc10", 20)
+    learner.learn(first)
+    best = [rows[:3] for rows in rows_of(learner.memory.classes)]
+    assert [len(rows) for rows in learner.memory.classes] == [6] * 10
+    learner.learn(second)
+    assert [len(rows) for rows in learner.memory.classes] == [3] * 20
+    assert rows_of(learner.memory.classes)[:10] == best
+    assert learner.evaluate(toy_images(20, 2, seed=1)).keys() == {"accuracy", "new_accuracy", "old_accuracy"}
 
 
 def test_exemplars_are_chosen_with_the_final_network(observed):

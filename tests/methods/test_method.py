@@ -19,6 +19,7 @@ PUBLISHED = {  # epochs, learning rate, batch size, weight decay, exemplars per 
     "finetune": (160, 0.1, 128, 5e-4, 0, []),
     "replay": (160, 0.1, 128, 5e-4, 20, []),
     "ucir": (160, 0.1, 128, 5e-4, 20, [80, 120]),
+    "geodl": (160, 0.1, 128, 5e-4, 20, [80, 120]),
     "podnet": (160, 0.1, 128, 5e-4, 20, []),
     "afc": (160, 0.1, 128, 5e-4, 20, []),
     "icarl": (70, 2.0, 128, 5e-5, 20, [50, 64]),

@@ -31,17 +31,19 @@ def _method_options(weight_decay: float, ucir_balanced_epochs: int) -> dict[str,
     """The values of the published code; ImageNet-100 and ImageNet-1000 differ in the two that are given."""
     podnet = {"lambda_spatial": 8.0, "lambda_flat": 10.0, "balanced_lr": 0.01, "weight_decay": weight_decay}
     unjittered = {"transforms": IMAGENET_UNJITTERED}
+    ucir = {
+        **unjittered,
+        "backbone": "resnet18-ucir",
+        "milestones": (1 / 3, 2 / 3),
+        "lambda_base": 10.0,
+        "weight_decay": 1e-4,
+        "balanced_epochs": ucir_balanced_epochs,
+    }
     return {
         "podnet": {**podnet, "batch_size": 64, "lr": 0.05},
         "afc": {"lambda_disc": 10.0, "balanced_lr": 0.02, "weight_decay": 1e-4},
-        "ucir": {
-            **unjittered,
-            "backbone": "resnet18-ucir",
-            "milestones": (1 / 3, 2 / 3),
-            "lambda_base": 10.0,
-            "weight_decay": 1e-4,
-            "balanced_epochs": ucir_balanced_epochs,
-        },
+        "ucir": ucir,
+        "geodl": ucir,
         "icarl": {
             **unjittered,
             "epochs": 60,

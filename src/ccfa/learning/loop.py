@@ -4,6 +4,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -82,6 +83,9 @@ def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredP
     optimiser = phase.optimiser(parameters, phase.lr, phase.weight_decay)
     draws = learner.generator("augmentation", *index)
     size = min(phase.batch_size, len(rows))
+    acceleration = learner.acceleration
+    if phase.use_terms and learner.previous and not all(term.can_be_captured for term in learner.terms):
+        acceleration = replace(acceleration, graph=False)
 
     def step(rows: Tensor, images: Tensor | None = None) -> dict[str, Tensor]:
         if samples is None:
@@ -95,7 +99,7 @@ def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredP
     set_modes(learner.network, phase)
     with memory_errors_explained(size):
         example = next(iter(inputs(learner, phase, rows[None, :size])))
-        fast_step = learner.acceleration.prepare(step, example, learner.network, optimiser, draws)
+        fast_step = acceleration.prepare(step, example, learner.network, optimiser, draws)
     work = PhaseAtWork(index, rows, size, optimiser, draws, fast_step)
     if stored:
         work.take_up(stored)

@@ -5,6 +5,7 @@
 from ccfa.methods import (  # noqa: F401
     baselines,
     ucir,
+    geodl,
     podnet,
     icarl,
     bic,

@@ -79,6 +79,8 @@ class Term(nn.Module, ABC):
     # Whether it is a mean over the rows of a batch and does not read `share`. Of several processes, each then computes
     # that of its own rows. Other terms see the features of all rows, and the maps that they read have to be gathered.
     is_row_mean: ClassVar[bool] = False
+    # Whether a step with this term can be one CUDA graph: nothing in it waits for the host.
+    can_be_captured: ClassVar[bool] = True
 
     # Whether it reads what the previous network computes of a batch. If no term does, that is not computed.
     reads_previous: ClassVar[bool] = True

@@ -8,7 +8,7 @@ from torch import Tensor
 from ccfa.data import CIFAR100_UCIR
 from ccfa.errors import UsageError
 from ccfa.losses import cosine_distance, cross_entropy, margin_ranking
-from ccfa.methods.method import Budget, Method, Recipe, Step, Term, register_method
+from ccfa.methods.method import Budget, Method, Recipe, Step, Term, options_of, register_method
 from ccfa.methods.parts import (
     EmbeddingDistillation,
     Phases,
@@ -23,19 +23,16 @@ from ccfa.methods.parts import (
 from ccfa.models import CosineHead
 
 
-@register_method("ucir", Recipe(backbone="resnet32-ucir", transforms=CIFAR100_UCIR))
-def ucir(
+@options_of(Recipe(backbone="resnet32-ucir", transforms=CIFAR100_UCIR))
+def without_distillation(
     recipe: Recipe,
     *,
     milestones: tuple[float, ...] = (0.5, 0.75),
-    lambda_base: float = 5.0,
-    margin: float = 0.5,
-    num_negatives: int = 2,
     balanced_epochs: int = 0,
     balanced_lr: float = 0.01,
     memory: int = 20,
 ) -> Method:
-    """UCIR as its published code runs (a balanced phase, of 20 epochs, for ImageNet-1000 only)."""
+    """UCIR's head and training, which GeoDL has too."""
     main = recipe.phase(Steps(milestones), parameters=all_but_old_classes)
     balanced = replace(
         main,
@@ -55,13 +52,21 @@ def ucir(
         criterion=cross_entropy,
         phases=Phases(first=(main,), later=(main, balanced) if balanced_epochs else (main,)),
         prepare=imprint,
+        memory=Budget(per_class=memory),
+        needs_memory=balanced_epochs > 0,
+        select_exemplars=herd,
+    )
+
+
+@register_method("ucir", without_distillation)
+def ucir(method: Method, *, lambda_base: float = 5.0, margin: float = 0.5, num_negatives: int = 2) -> Method:
+    """UCIR as its published code runs (a balanced phase, of 20 epochs, for ImageNet-1000 only)."""
+    return replace(
+        method,
         terms=(
             partial(EmbeddingDistillation, "less-forget", lambda_base, old_to_new, cosine_distance),
             partial(MarginRanking, margin, num_negatives),
         ),
-        memory=Budget(per_class=memory),
-        needs_memory=balanced_epochs > 0,
-        select_exemplars=herd,
     )
 
 
