@@ -29,7 +29,7 @@ def step_losses(
     mixed = mixed_images(learner, images, learner.train.labels[rows], phase, generator)
     part, num_images = processes.part(mixed), len(mixed.images)
     before = aside("previous", learner.device, partial(frozen_features, learner, previous, part)) if previous else None
-    with shared_batch_norm(processes):
+    with shared_batch_norm(processes, num_images):
         own = learner.acceleration.features(learner.network.backbone, part.images, part.mixing)
     features = processes.whole_features(own, num_images)
     real = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)
