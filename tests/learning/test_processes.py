@@ -13,7 +13,6 @@ from torch.distributed import TCPStore
 from torch.nn import functional as F
 
 from ccfa.augmentation.mixing import ManifoldMixup
-from ccfa.data import Transforms
 from ccfa.errors import ResourceError, UsageError
 from ccfa.learning import Learner
 from ccfa.learning import processes as module
@@ -23,17 +22,7 @@ from ccfa.learning.shared_batch_norm import shared_batch_norm
 from ccfa.methods import METHODS, Step, Term, with_image_augmentation
 from ccfa.models import Features
 from teams import in_processes, together, torchrun_variables
-from toys import STAGES, TOY, Recorder, Shortened, plugged, rows_of, tiny, toy_images
-
-
-class Double(Transforms):
-    """Transforms in double precision: there, rounding stays far below any mistake, also where training amplifies it."""
-
-    def train(self, *given):
-        return super().train(*given).double()
-
-    def test(self, images):
-        return super().test(images).double()
+from toys import STAGES, TOY, Double, Recorder, Shortened, plugged, rows_of, tiny, toy_images
 
 
 @pytest.fixture(autouse=True)
