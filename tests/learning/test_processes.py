@@ -13,7 +13,6 @@ from torch.distributed import TCPStore
 from torch.nn import functional as F
 
 from ccfa.augmentation.mixing import ManifoldMixup
-from ccfa.data import Transforms
 from ccfa.errors import ResourceError, UsageError
 from ccfa.learning import Learner
 from ccfa.learning import processes as module
@@ -23,17 +22,7 @@ from ccfa.learning.shared_batch_norm import shared_batch_norm
 from ccfa.methods import METHODS, Step, Term, with_image_augmentation
 from ccfa.models import Features
 from teams import in_processes, together, torchrun_variables
-from toys import STAGES, TOY, Recorder, Shortened, plugged, rows_of, tiny, toy_images
-
-
-class Double(Transforms):
-    """Transforms in double precision: there, rounding stays far below any mistake, also where training amplifies it."""
-
-    def train(self, *given):
-        return super().train(*given).double()
-
-    def test(self, images):
-        return super().test(images).double()
+from toys import STAGES, TOY, Double, Recorder, Shortened, plugged, rows_of, tiny, toy_images
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +32,11 @@ def double():
     torch.set_default_dtype(torch.float32)
 
 
-def trained(method, processes):
+def trained(method, processes, per_class=12):
     """The losses, the exemplars, the weights and the predictions of a toy run."""
     recorder = Recorder()
     method = replace(method, transforms=Double(**asdict(method.transforms)))
-    learner = Learner(method, toy_images(), observer=recorder, device="cpu", processes=processes)
+    learner = Learner(method, toy_images(per_class=per_class), observer=recorder, device="cpu", processes=processes)
     predictions = []
     for stage in STAGES:
         learner.learn(stage)
@@ -58,10 +47,10 @@ def trained(method, processes):
     return losses, rows_of(learner.memory.classes), weights, predictions
 
 
-def agrees_with_one_process(method, number=2, batch_size=13):  # in uneven parts
+def agrees_with_one_process(method, number=2, batch_size=13, per_class=12):  # in uneven parts
     method = replace(method, phases=Shortened(method.phases, batch_size=batch_size))
-    losses, exemplars, weights, predictions = trained(method, ALONE)
-    found = together(partial(trained, method), number)
+    losses, exemplars, weights, predictions = trained(method, ALONE, per_class)
+    found = together(partial(trained, method, per_class=per_class), number)
     np.testing.assert_allclose(found[0][0], losses, rtol=1e-9, atol=1e-14)  # of nothing to distil, rounding is left
     assert found[0][1] == exemplars
     assert found[0][3] == predictions
@@ -81,9 +70,11 @@ def test_two_processes_train_as_one(name, augmentation):
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("batch_size", [13, 2])
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_with_uneven_parts(name):
-    agrees_with_one_process(tiny(name, epochs=1), number=3)
+def test_every_method_with_uneven_parts(name, batch_size):
+    """Of two rows, a third process has none."""
+    agrees_with_one_process(tiny(name, epochs=1), number=3, batch_size=batch_size)
 
 
 class MapsAtOnce(Term):
@@ -102,31 +93,41 @@ def test_a_term_may_read_all_maps():
 
 
 class NeedsRows(nn.Module):
-    """A backbone without batch norm that takes no empty batch, as vision transformers do not."""
+    """A backbone that takes no empty batch, as vision transformers do not."""
 
     dim = 5
 
-    def __init__(self) -> None:
+    def __init__(self, norms: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layer = nn.Conv2d(3, self.dim, 3)
+        layers = [nn.Conv2d(3, self.dim, 3), nn.BatchNorm2d(self.dim)] if norms else [nn.Conv2d(3, self.dim, 3)]
+        self.layers = nn.Sequential(*layers, nn.ReLU(), *layers[1:])
 
     def forward(self, images: torch.Tensor) -> Features:
         assert len(images), "an empty batch"
-        level = self.layer(images).relu()
+        level = self.layers(images)
         return Features((level,), level.mean(dim=(2, 3)))
 
 
-def test_a_process_without_rows_needs_no_empty_batch():
-    method = METHODS["podnet"](backbone=lambda channels: NeedsRows(), transforms=TOY, memory=1, lr=0.01)
-    agrees_with_one_process(replace(method, phases=Shortened(method.phases, epochs=1)), batch_size=2, number=3)
+# Batches smaller than the number of processes, and then stages with fewer images.
+@pytest.mark.parametrize(("batch_size", "per_class"), [(2, 3), (16, 1)])
+@pytest.mark.parametrize("norms", [True, False])
+def test_a_process_may_have_no_rows(norms, batch_size, per_class):
+    method = METHODS["podnet"](backbone=lambda channels: NeedsRows(norms), transforms=TOY, memory=1, lr=0.01)
+    method = replace(method, phases=Shortened(method.phases, epochs=1))
+    agrees_with_one_process(method, 3, batch_size, per_class)
+
+
+def test_batch_norm_of_one_value_is_refused():
+    with shared_batch_norm(Processes(0, 2), 1), pytest.raises(UsageError, match="batch size"):
+        nn.BatchNorm2d(3)(torch.zeros(1, 3, 1, 1))
 
 
 def normalised(images, slope, processes):
     """The rows of this process after batch norm, their gradient, and what the layer has learned and remembered."""
     rows = processes.own(len(images))
     norm, x = nn.BatchNorm2d(3), images[rows].clone().requires_grad_()
-    with shared_batch_norm(processes):
+    with shared_batch_norm(processes, len(images)):
         y = norm(x)
     # Gradients are multiplied by the number of processes, of which the mean is taken.
     (processes.number * (slope[rows] * y).sum()).backward()
@@ -152,7 +153,7 @@ def test_batch_norm_of_all_rows(num_images):
 def test_evaluation_uses_running_statistics():
     images = torch.randn(4, 3, 2, 2)
     layer = nn.BatchNorm2d(3).eval()
-    with shared_batch_norm(Processes(0, 2)):  # nobody else is there to ask
+    with shared_batch_norm(Processes(0, 2), len(images)):  # nobody else is there to ask
         assert torch.equal(layer(images), F.batch_norm(images, layer.running_mean, layer.running_var))
 
 

@@ -11,7 +11,7 @@ import torch
 from ccfa.data import ImageSet, Streamed, Transforms
 from ccfa.learning import Learner
 from ccfa.learning import acceleration as module
-from ccfa.learning.acceleration import images_on
+from ccfa.learning.acceleration import Acceleration, images_on
 from toys import STAGES, Recorder, plugged, rows_of, tiny, toy_images
 
 WINDOWS = Transforms((0.5,) * 3, (0.25,) * 3, flip=True, brightness=0.2, scale=(0.08, 1.0), centre=0.75)
@@ -81,14 +81,20 @@ def test_what_fits_becomes_resident(streamed, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("share", [0.5, 0.0])
 def test_streaming_on_a_gpu(streamed, monkeypatch, share):
-    """A captured step learns from streamed images what it learns from images in the device's memory."""
-    results = []
+    """A captured step learns from streamed images what it learns from images in the device's memory.
+
+    In float32: training amplifies the rounding of bf16, which differs from run to run on a GPU.
+    """
+    monkeypatch.setattr(module, "RESIDENT_SHARE", share)
+    results, test = [], toy_images(seed=1, per_class=5)
     for change in (lambda images: images, streamed):
-        monkeypatch.setattr(module, "RESIDENT_SHARE", share)
         recorder = Recorder()
-        learner = Learner(tiny("podnet", epochs=2), change(toy_images()), observer=recorder, device="cuda")
+        how = {"device": "cuda", "acceleration": Acceleration(graph=True)}
+        learner = Learner(tiny("podnet", epochs=2), change(toy_images()), observer=recorder, **how)
         for stage in STAGES[:2]:
             learner.learn(stage)
         results.append([losses["loss"] for _, losses in recorder.batches])
+        assert isinstance(learner.train.images, Streamed) == (change is streamed and share == 0)
+        assert torch.equal(learner.predict(change(test).images), learner.predict(test.images))
     np.testing.assert_allclose(results[1][:5], results[0][:5], rtol=1e-3)
-    np.testing.assert_allclose(results[1], results[0], rtol=0.1)
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-2)

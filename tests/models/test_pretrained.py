@@ -4,17 +4,22 @@ import json
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
+import ccfa
 from ccfa.augmentation import CCFA
 from ccfa.augmentation.mixing import ManifoldMixup
-from ccfa.data import FOLDER
+from ccfa.data import FOLDER, Framing, read_photos
+from ccfa.deployment.runs import model_of_run
 from ccfa.errors import ModelError, ResourceError, UsageError
 from ccfa.experiments import Experiment, build_method, resolve
 from ccfa.experiments.experiment import experiment_method, experiment_of
 from ccfa.experiments.first_stage import first_stage_key
+from ccfa.experiments.run_directory import Run
 from ccfa.experiments.running import TIME_LIMIT_CODE
 from ccfa.files import read_tensors
 from ccfa.learning import Learner
@@ -268,6 +273,62 @@ def test_an_experiment_takes_size_and_weights_from_the_model(photos, weights):
     assert smaller.train.shape == (3, 48, 48)
     assert smaller.method.backbone.backbone.image_size == 48
     assert len({one.name for one in (experiment, replace(experiment, image_size=64), smaller.experiment)}) == 3
+
+
+@pytest.fixture
+def smooth(tmp_path):
+    """Photos that are not square, of two classes, and timm's own view of each by the name of a model."""
+    colours = np.random.default_rng(0).integers(0, 256, (2, 7, 9, 3)).astype(np.uint8)
+    photos = [Image.fromarray(one).resize((420, 300), Image.Resampling.BICUBIC) for one in colours]
+    for photo, name in zip(photos, ("ant", "bee"), strict=True):
+        for part in ("train", "test"):
+            (tmp_path / "photos" / part / name).mkdir(parents=True)
+            photo.save(tmp_path / "photos" / part / name / "one.png")
+
+    def seen(name):
+        transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=timm.create_model(name)))
+        return torch.stack([transform(photo) for photo in photos])
+
+    return tmp_path / "photos", seen
+
+
+def run_view(data, name, images=None):
+    """The test images of a run as its backbone sees them."""
+    experiment = Experiment("finetune", data=data, backbone=f"timm:{name}", weights="none")
+    method = experiment_method(experiment)
+    images = resolve(experiment).test.images if images is None else images
+    size = (Timm(name).image_size,) * 2
+    return torch.nn.functional.interpolate(
+        method.transforms.test(images), size, mode=Timm(name).config.interpolation, antialias=True
+    )
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout"])  # bilinear, bicubic, the whole centre
+def test_test_photos_are_seen_as_by_timm(smooth, name):
+    """From a folder, and from squares of 256 pixels as `ccfa prepare` makes them."""
+    photos, seen = smooth
+    expected = seen(name)
+    squares = read_photos(photos / "test", Framing(256)).images.images
+    for found in (run_view(str(photos), name), run_view("imagenet100", name, squares)):
+        assert found.shape == expected.shape
+        assert (found - expected).abs().mean() < 0.06 * expected.std()  # of the whole centre square: 0.14 or more
+
+
+def test_run_on_photos_becomes_a_model_with_its_framing(call, photos, tmp_path):
+    words = ("--data", photos, "--backbone", f"timm:{SMALL}", "--weights", "none", "--image-size", "32", *SHORT)
+    assert call("run", "replay", "--out", "run", *words)[0] == 0
+    model, run = model_of_run(tmp_path / "run", tmp_path / "model"), Run(tmp_path / "run")
+    assert model.framing == Framing(32, 0.95, "bilinear")
+    assert ccfa.load_model(model.path).method.backbone.image_size == 32
+    assert model.config["updates"][-1]["accuracy"] == run.report().overall[-1]
+
+
+def test_run_on_small_images_becomes_a_model_of_the_same_backbone(call, tmp_path):
+    ccfa.register_data("few")(lambda: (toy_images(per_class=2), toy_images(seed=1, per_class=1)))
+    words = ("--data", "few", "--backbone", f"timm:{SMALL}", "--weights", "none", "--set", "epochs=0", "memory=1")
+    assert call("run", "replay", "--scenario", "6", "--out", "run", *words)[0] == 0
+    model = model_of_run(tmp_path / "run", tmp_path / "model")
+    assert (model.framing.size, model.method.backbone.image_size) == (8, 160)
 
 
 def test_first_stages_with_other_weights_or_versions_are_not_mixed(photos, weights, tmp_path, monkeypatch):

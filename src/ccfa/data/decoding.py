@@ -32,6 +32,7 @@ _AT_ONCE = 2**18  # values that are scaled at once: float64 copies of a whole im
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 Pixels = NDArray[np.uint8]
+Interpolation = Literal["bilinear", "bicubic"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Framing:
 
     size: int = 64
     crop: float = 1.0
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= MAX_IMAGE_SIZE:

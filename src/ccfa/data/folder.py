@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ccfa.data.cache import cache_folder
-from ccfa.data.decoding import Framing, Pixels, decode_files
+from ccfa.data.decoding import Framing, Interpolation, Pixels, decode_files
 from ccfa.data.images import ImageSet, require_same_classes, some
 from ccfa.data.transforms import Transforms
 from ccfa.errors import DataError, Notice
@@ -176,13 +176,15 @@ def load_folder(
     seed: int = 0,
     skip_bad: bool = False,
     recursive: bool = False,
+    crop: float = 1.0,
+    interpolation: Interpolation = "bilinear",
 ) -> tuple[ImageSet, ImageSet]:
-    """Return the train and the test set of a folder, 3 x image_size x image_size.
+    """Return the train and the test set of a folder, 3 x image_size x image_size, framed as `Framing` says.
 
     If there is no test part, the fraction `held_out` of each class is the test set, chosen at random by `seed`.
     Unreadable files are an error that lists them; with `skip_bad` they are left out and listed in a warning.
     """
-    framing, cache = Framing(image_size), cache_folder()
+    framing, cache = Framing(image_size, crop, interpolation), cache_folder()
     folders = _parts(root)
     parts: list[ImageSet] = []
     for folder in folders.values():

@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ccfa.data.decoding import Framing, Interpolation
 from ccfa.data.folder import FOLDER_METHOD_OPTIONS, FOLDER_OPTIONS, load_folder
 from ccfa.data.images import ImageSet, require_same_classes
 from ccfa.errors import UsageError, unknown
 from ccfa.plugins import Registry
 
-Loader = Callable[[str, Path | None, int, bool, float, bool], tuple[ImageSet, ImageSet]]
+Loader = Callable[[str, Path | None, Framing, bool, float, bool], tuple[ImageSet, ImageSet]]
 """What takes the arguments of `load_parts` and returns its two sets."""
 _Loader = TypeVar("_Loader", bound=Callable[..., tuple[ImageSet, ImageSet]])
 
@@ -57,8 +58,8 @@ def register_data(
 
     The function returns two `ImageSet`s with the same class names: the train set and the test set. It takes no
     arguments, or some of these by name, as given to `load` or on the command line: `data_dir` (a path or None),
-    `image_size`, `held_out`, `seed`, `skip_bad`, `recursive`, `download`. The first line of its docstring describes
-    the data set in `ccfa list datasets`.
+    `image_size`, `crop`, `interpolation`, `held_out`, `seed`, `skip_bad`, `recursive`, `download`. The first line of
+    its docstring describes the data set in `ccfa list datasets`.
 
     Args:
         name: What users type. It must not contain a path separator.
@@ -125,6 +126,8 @@ def load(
     skip_bad: bool = False,
     recursive: bool = False,
     download: bool = True,
+    crop: float = 1.0,
+    interpolation: Interpolation = "bilinear",
 ) -> tuple[ImageSet, ImageSet]:
     """Load the train and the test set of a data set by name, or of an image folder by path.
 
@@ -138,6 +141,8 @@ def load(
         skip_bad: Leave out unreadable files of a folder instead of raising an error.
         recursive: Read the folders inside the class folders of a folder, too.
         download: Download CIFAR-100 if it is missing.
+        crop: The share of a photo's shorter side that is the side of the centre square, see `Framing`.
+        interpolation: How the photos of a folder are resized: "bilinear" or "bicubic".
 
     Returns:
         The train set and the test set.
@@ -156,6 +161,8 @@ def load(
         "skip_bad": skip_bad,
         "recursive": recursive,
         "download": download,
+        "crop": crop,
+        "interpolation": interpolation,
     }
     loader = data_set(name).loader
     named = inspect.signature(loader).parameters
@@ -165,10 +172,18 @@ def load(
 
 
 def load_parts(
-    name: str, data_dir: Path | None, image_size: int, skip_bad: bool, validation: float, recursive: bool = False
+    name: str, data_dir: Path | None, framing: Framing, skip_bad: bool, validation: float, recursive: bool = False
 ) -> tuple[ImageSet, ImageSet]:
     """The images to train on and those to evaluate on: with `validation`, a fraction held out from the former."""
-    train, test = load(name, data_dir, image_size=image_size, skip_bad=skip_bad, recursive=recursive)
+    train, test = load(
+        name,
+        data_dir,
+        image_size=framing.size,
+        skip_bad=skip_bad,
+        recursive=recursive,
+        crop=framing.crop,
+        interpolation=framing.interpolation,
+    )
     return train.hold_out(validation, seed=0) if validation else (train, test)
 
 

@@ -11,6 +11,7 @@ from ccfa.deployment.model import RULES, Model
 from ccfa.deployment.updating import DIGEST_SIZE, PHOTOS, new_state, now
 from ccfa.errors import ModelError, UsageError
 from ccfa.evaluation import rule_name
+from ccfa.experiments.experiment import framing_of
 from ccfa.experiments.run_directory import Run
 from ccfa.experiments.running import DEFAULTS, acceleration_of, resolve_again
 from ccfa.learning import Learner
@@ -53,8 +54,10 @@ def model_of_run(run: Path | str, out: Path | str, running: Running = DEFAULTS) 
         raise ModelError(f"{run} has no checkpoint of its last stage, from which a model could be made.")
     restore(learner, stored.tensors, stored.state["learner"])
     experiment = resolved.experiment
+    framing = Framing(height)
     if experiment.data not in DATASETS:
         experiment = replace(experiment, data=PHOTOS)  # a folder, whose place is nobody's business
+        framing = framing_of(experiment, resolved.method)
     report, names = directory.report(), resolved.train.class_names
     counts = resolved.train.labels.bincount(minlength=len(names)).tolist()
     classes = [
@@ -80,7 +83,7 @@ def model_of_run(run: Path | str, out: Path | str, running: Running = DEFAULTS) 
         learner,
         experiment=experiment,
         plugins=directory.config.get("plugins", {}),
-        framing=Framing(height),
+        framing=framing,
         held_out=resolved.test,
         classes=classes,
         updates=updates,

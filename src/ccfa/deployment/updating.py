@@ -20,7 +20,7 @@ from ccfa.deployment.model import RULES, Model
 from ccfa.deployment.scoring import Classifier, calibrate, embed, read
 from ccfa.errors import LockedError, UsageError, choose
 from ccfa.evaluation import rule_name
-from ccfa.experiments.experiment import describe, experiment_method, image_size, schema
+from ccfa.experiments.experiment import describe, experiment_method, framing_of, schema
 from ccfa.experiments.running import DEFAULTS, acceleration_of
 from ccfa.learning import Learner
 from ccfa.learning.loop import Observer, num_batches, prepare_phase
@@ -138,7 +138,7 @@ def plan_update(
     method = experiment_method(experiment)
     if rule_name(method.predict) not in RULES:
         raise UsageError(f"{method.name} predicts by a rule of its own, which a model folder cannot hold.")
-    framing = before.framing if before else _framing(experiment, method)
+    framing = before.framing if before else framing_of(experiment, method)
     photos = read_photos(Path(folder), framing, recursive=asked.recursive, cache=cache_folder())
     known = before.class_names if before else ()
     found = photos.images.class_names
@@ -211,14 +211,6 @@ def _require_sound(asked: Learning) -> None:
     }
     if found := [text for text, is_wrong in wrong.items() if is_wrong]:
         raise UsageError(f"{found[0]}.")
-
-
-def _framing(experiment: Experiment, method: Method) -> Framing:
-    """How photos become the squares that the backbone was made for."""
-    size, timm = image_size(experiment, method), timm_model(method.backbone)
-    if not timm:
-        return Framing(size)
-    return Framing(size, timm.config.crop, "bilinear" if timm.config.interpolation == "bilinear" else "bicubic")
 
 
 def _learns_more(method: Method) -> bool:
@@ -520,7 +512,7 @@ def new_state(
     config = {
         "ccfa": ccfa.__version__,
         "state": number,
-        "experiment": asdict(replace(experiment, weights="none", image_size=framing.size)),
+        "experiment": asdict(replace(experiment, weights="none", image_size=framing_of(experiment, method).size)),
         **({"plugins": plugins} if plugins else {}),
         "backbone": _backbone_name(method),
         "head": type(learner.network.head).__name__,

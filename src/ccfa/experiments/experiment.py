@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 import ccfa
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import (
+    Framing,
     ImageSet,
     Loader,
     Stage,
@@ -158,7 +159,7 @@ def build_method(name: str, data: str = "cifar100", **options: Any) -> Method:
     timm = timm_model(backbone_builder(chosen["backbone"])) if "backbone" in chosen else None
     if timm and "transforms" not in options and "transforms" in schema(factory):
         kept = chosen.get("transforms", inspect.signature(factory).parameters["transforms"].default)
-        chosen["transforms"] = _normalised(kept, timm.config)
+        chosen["transforms"] = _suited(kept, timm.config)
     return factory(**chosen)
 
 
@@ -168,12 +169,15 @@ def _preset_of_first(first: Any, factory: Callable[..., Any], data: str) -> dict
     return {name: value for name, value in found.items() if name in schema(factory)}
 
 
-def _normalised(transforms: Transforms, config: PretrainedConfig) -> Transforms:
-    """Return the transforms with the mean and std of a pretrained model; a gray image has those of all colours."""
+def _suited(transforms: Transforms, config: PretrainedConfig) -> Transforms:
+    """Return the transforms with the mean and std of a pretrained model; a gray image has those of all colours.
+
+    Transforms that take the centre of test images take as much of it as the model's own.
+    """
     mean, std = config.mean, config.std
     if len(transforms.mean) == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
-    return replace(transforms, mean=mean, std=std)
+    return replace(transforms, mean=mean, std=std, centre=config.crop if transforms.centre < 1 else 1.0)
 
 
 def preset(method: str, data: str) -> dict[str, Any]:
@@ -304,7 +308,7 @@ class Resolved(NamedTuple):
         """What config.json holds: the experiment, which repeats the run, and what it came to."""
         plugins, classes = loaded_plugins(), described_list(self.experiment.data, self.train.class_names)
         return {
-            "experiment": asdict(self.experiment) | {"image_size": image_size(self.experiment, self.method)},
+            "experiment": asdict(self.experiment) | {"image_size": framing_of(self.experiment, self.method).size},
             **({"plugins": plugins} if plugins else {}),
             "resolved": {
                 "method": describe(self.method),
@@ -340,7 +344,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
     for seed in (experiment.seed, experiment.batch_seed or 0):
         if not 0 <= seed < 2**63:
             raise UsageError(f"The seed must be from 0 to 2^63 - 1, got {seed}.")
-    reading = image_size(experiment, method), experiment.skip_bad, experiment.validation, experiment.recursive
+    reading = framing_of(experiment, method), experiment.skip_bad, experiment.validation, experiment.recursive
     train, test = load(experiment.data, data_dir, *reading)
     if untrained(method.backbone) is not method.backbone:
         new_network(method, train.shape[0])  # weights that do not fit are found here
@@ -384,10 +388,16 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
     return Resolved(experiment, method, train.reorder(order), test.reorder(order), stages, order, tuple(notes))
 
 
-def image_size(experiment: Experiment, method: Method) -> int:
-    """Return the size of the photos of a folder: as asked for, or the size that the backbone was trained on, or 64."""
+def framing_of(experiment: Experiment, method: Method) -> Framing:
+    """Return how the photos of a folder become squares: as the backbone's own, or else 64 pixels of the whole centre.
+
+    The experiment may ask for another size.
+    """
     timm = timm_model(method.backbone)
-    return experiment.image_size or (timm and timm.image_size) or 64
+    if not timm:
+        return Framing(experiment.image_size or 64)
+    size, config = experiment.image_size or timm.image_size or 64, timm.config
+    return Framing(size, config.crop, "bilinear" if config.interpolation == "bilinear" else "bicubic")
 
 
 def _require_phases(method: Method, stages: tuple[Stage, ...]) -> None:

@@ -60,9 +60,9 @@ class Acceleration:
         """A training step's features: maps in the working precision, the embedding in float32.
 
         A process without images in a batch computes those of one blank image and drops them, since not every backbone
-        takes an empty batch. Batch norm does take one, and would learn from the blank image.
+        or kernel takes an empty batch. `shared_batch_norm` learns nothing from the blank image.
         """
-        if not len(images) and not _learns_statistics(backbone):
+        if not len(images):
             maps, embedding = self.features(backbone, images.new_zeros(1, *images.shape[1:]), mixing)
             return Features(tuple(level[:0] for level in maps), embedding[:0])
         if images.is_cuda:
@@ -115,10 +115,6 @@ class Acceleration:
 def _forward(backbone: Backbone, images: Tensor, mixing: MapMixing | None) -> Features:
     features: Features = backbone(images) if mixing is None else backbone(images, mixing)
     return features
-
-
-def _learns_statistics(backbone: Backbone) -> bool:
-    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training for layer in backbone.modules())
 
 
 @functools.cache

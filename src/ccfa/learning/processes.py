@@ -45,7 +45,7 @@ class Processes:
     Args:
         rank: The number of this process.
         number: How many there are.
-        store: Where they leave messages for each other; None for a single process.
+        store: Where they leave messages for each other; None without a group. A group may have one member.
 
     Example:
         >>> Processes(rank=1, number=2).own(5)
@@ -58,6 +58,11 @@ class Processes:
     number: int = 1
     store: Any = None
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no group, so that nothing is exchanged."""
+        return self.number == 1 and self.store is None
+
     def own(self, num_rows: int) -> slice:
         """The rows of this process; the first processes have one more where they cannot all have as many."""
         size, larger = divmod(num_rows, self.number)
@@ -66,22 +71,22 @@ class Processes:
 
     def part(self, mixed: MixedImages) -> MixedImages:
         """The batch with the images of this process alone, and with all labels."""
-        return mixed if self.number == 1 else mixed._replace(images=mixed.images[self.own(len(mixed.images))])
+        return mixed if self.is_alone else mixed._replace(images=mixed.images[self.own(len(mixed.images))])
 
     def whole(self, own: Tensor, num_rows: int) -> Tensor:
         """The rows of all processes, in order, made of each one's own."""
-        return own if self.number == 1 else applied(_Gathered, own, num_rows, self)
+        return own if self.is_alone else applied(_Gathered, own, num_rows, self)
 
     def whole_features(self, own: Features, num_rows: int) -> Features:
         """The features of all rows; maps are gathered when they are read."""
-        if self.number == 1:
+        if self.is_alone:
             return own
         maps = WholeMaps(lambda: tuple(self.whole(level, num_rows) for level in own.maps))
         return Features(maps, self.whole(own.embedding, num_rows))
 
     def penalty(self, term: Term, step: Step, own: Features, previous: Features) -> Tensor:
         """A term's penalty of the whole batch, where the features of this process's rows are `own` and `previous`."""
-        if self.number == 1 or not term.is_row_mean:
+        if self.is_alone or not term.is_row_mean:
             return term(step)  # type: ignore[no-any-return]
         rows = self.own(len(step.labels))
         samples = Samples(step.head.embed(own.embedding), step.samples.labels[rows], step.samples.weights[rows])
@@ -91,7 +96,7 @@ class Processes:
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace each gradient by its mean over the processes."""
-        if self.number == 1:
+        if self.is_alone:
             return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         flat = self.sum(torch.cat([gradient.flatten() for gradient in gradients])) / self.number
@@ -100,7 +105,7 @@ class Processes:
 
     def agree(self, tensors: Iterable[Tensor]) -> None:
         """Replace tensors by those of process 0: what each has computed may differ in its last bits."""
-        for tensor in tensors if self.number > 1 else ():
+        for tensor in () if self.is_alone else tensors:
             if tensor.numel():
                 value = tensor.detach().flatten().clone()
                 with self._connected():
@@ -110,14 +115,14 @@ class Processes:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place."""
-        if self.number > 1:
+        if not self.is_alone:
             with self._connected():
                 dist.all_reduce(tensor)
         return tensor
 
     def largest(self, value: int) -> int:
         """The largest value of any process."""
-        if self.number == 1:
+        if self.is_alone:
             return value
         found = torch.tensor(value)
         with self._connected():
@@ -126,7 +131,7 @@ class Processes:
 
     def tell(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
         """Send facts and tensors from process 0 to all others, which call `told`."""
-        if self.number > 1:
+        if not self.is_alone:
             self._broadcast(packed(tensors or {}, facts))
 
     def told(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

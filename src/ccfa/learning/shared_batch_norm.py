@@ -1,5 +1,6 @@
 """Batch norm over the rows of all processes, for any module that calls torch's; SyncBatchNorm does not run on CPUs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,20 +10,29 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from ccfa.errors import UsageError
 from ccfa.learning.processes import Processes, applied
 
 
-def shared_batch_norm(processes: Processes) -> AbstractContextManager[Any]:
-    """A context in which batch norm in training takes its statistics from the rows of all processes."""
-    return nullcontext() if processes.number == 1 else SharedBatchNorm(processes)
+def shared_batch_norm(processes: Processes, num_rows: int) -> AbstractContextManager[Any]:
+    """A context in which batch norm in training takes its statistics from the rows of all processes.
+
+    Args:
+        processes: The processes.
+        num_rows: The number of rows of all processes. A process without any may pass a row of its own through the
+            network, which changes nothing.
+    """
+    return nullcontext() if processes.is_alone else SharedBatchNorm(processes, num_rows)
 
 
 class SharedBatchNorm(TorchFunctionMode):
     """Replaces `F.batch_norm`; every process must call it equally often, with its own rows."""
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: Processes, num_rows: int) -> None:
         super().__init__()
-        self.processes = processes
+        self.processes, self.num_rows = processes, num_rows
+        rows = processes.own(num_rows)
+        self.has_rows = rows.start < rows.stop
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -43,22 +53,27 @@ class SharedBatchNorm(TorchFunctionMode):
         eps: float = 1e-5,
     ) -> Tensor:
         """As `F.batch_norm` in training."""
+        if self.num_rows * math.prod(x.shape[2:]) == 1:
+            raise UsageError(
+                "Batch norm needs more than one value per channel, and a batch of one image has a map of one pixel. "
+                "Use a larger batch size or larger images."
+            )
         with torch.no_grad():
-            count, mean, variance = statistics(x, self.processes)
+            count, mean, variance = statistics(x, self.processes, self.has_rows)
             if running_mean is not None and running_var is not None:
                 running_mean.lerp_(mean.to(running_mean.dtype), momentum)
                 running_var.lerp_((variance * count / (count - 1)).to(running_var.dtype), momentum)
         weight = torch.ones_like(mean) if weight is None else weight
         bias = torch.zeros_like(mean) if bias is None else bias
         scale = torch.rsqrt(variance + eps), weight, bias
-        return applied(Normalised, x, mean, *scale, count, self.processes)
+        return applied(Normalised, x, mean, *scale, count, self.processes, self.has_rows)
 
 
-def statistics(x: Tensor, processes: Processes) -> tuple[Tensor, Tensor, Tensor]:
-    """The number of values of a channel, their mean and their variance, over the rows of all processes."""
+def statistics(x: Tensor, processes: Processes, has_rows: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The number of values of a channel, their mean and their variance, over all rows of all processes."""
     own = _precise(x)
     found = own.new_zeros(processes.number, 3, own.shape[1])
-    if len(own):
+    if has_rows:
         variance, mean = torch.var_mean(own, _all_but_channels(x), correction=0)
         count = torch.full_like(mean, own.numel() / own.shape[1])
         found[processes.rank] = torch.stack([count, mean, count * variance])
@@ -81,9 +96,10 @@ class Normalised(torch.autograd.Function):
         bias: Tensor,
         count: Tensor,
         processes: Processes,
+        has_rows: bool,
     ) -> Tensor:
         ctx.save_for_backward(x, mean, inverse, weight, count)
-        ctx.processes = processes
+        ctx.processes, ctx.has_rows = processes, has_rows
         standard = (_precise(x) - _channels(mean, x)) * _channels(inverse, x)
         return (_channels(weight, x) * standard + _channels(bias, x)).to(x.dtype)
 
@@ -95,8 +111,9 @@ class Normalised(torch.autograd.Function):
         own = torch.stack([gradient.sum(dims), (gradient * standard).sum(dims)])
         of_bias, of_weight = ctx.processes.sum(own.clone()) / count
         centred = gradient - _channels(of_bias, x) - standard * _channels(of_weight, x)
-        of_x = (_channels(weight * inverse, x) * centred).to(x.dtype)
-        return of_x, None, None, own[1], own[0], None, None
+        # The statistics are not of a row that only stands in for none.
+        of_x = (_channels(weight * inverse, x) * centred).to(x.dtype) if ctx.has_rows else torch.zeros_like(x)
+        return of_x, None, None, own[1], own[0], None, None, None
 
 
 def _precise(x: Tensor) -> Tensor:

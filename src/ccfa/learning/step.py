@@ -33,7 +33,7 @@ def step_losses(
     before = None
     if previous and any(term.reads_previous for term in learner.terms):
         before = aside("previous", learner.device, partial(frozen_features, learner, previous, part))
-    with shared_batch_norm(processes):
+    with shared_batch_norm(processes, num_images):
         own = learner.acceleration.features(learner.network.backbone, part.images, part.mixing)
     features = processes.whole_features(own, num_images)
     real = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)
