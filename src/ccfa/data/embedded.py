@@ -37,7 +37,7 @@ _WITHOUT_MEMORY = {"batch_size": 64, "lr": 3e-3}
         "aanet": {"epochs": 12, "balanced_epochs": 20},
         "aanet-ucir": {"epochs": 12},
         "aanet-afc": {"epochs": 12, "balanced_epochs": 20},
-        "der": {"warmup_epochs": 2, "balanced_epochs": 20},
+        "der": {"warmup_epochs": 2, "balanced_epochs": 20, "balanced_lr": 0.5},  # few steps
         "icarl": {"lr": 0.5},
         "bic": {"correction_epochs": 40},
         "gdumb": {"epochs": 16},  # cycles of the rate end at powers of 2
@@ -68,7 +68,7 @@ def load_digits_images() -> tuple[ImageSet, ImageSet]:
         "afc": {"balanced_epochs": 12},
         "aanet": {"balanced_epochs": 12},
         "aanet-afc": {"balanced_epochs": 12},
-        "der": {"warmup_epochs": 2, "balanced_epochs": 12},
+        "der": {"warmup_epochs": 2, "balanced_epochs": 12, "balanced_lr": 0.5},
         "icarl": {"lr": 0.5},
         "bic": {"memory": 2, "correction_epochs": 24},  # one of the two is held out
         "gdumb": {"epochs": 16},
