@@ -47,6 +47,8 @@ PAPERS: dict[str, str] = {
     "gdumb": "Prabhu et al., ECCV 2020",
     "il2a": "Zhu et al., NeurIPS 2021",
     "pass": "Zhu et al., CVPR 2021",
+    "ranpac": "McDonnell et al., NeurIPS 2023",
+    "acil": "Zhuang et al., NeurIPS 2022",
 }
 
 
