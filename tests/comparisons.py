@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ccfa.evaluation import METRICS, Numbers, Report
+from ccfa.evaluation import SIZES as SIZES_MB
 from ccfa.experiments import Experiment
 from ccfa.experiments.tables import Result
 
@@ -44,7 +45,7 @@ def config(
     }
 
 
-def entry(path="runs/a", value=0.5, finished=True, environment=None, seconds=10.0, **choices):
+def entry(path="runs/a", value=0.5, finished=True, environment=None, seconds=10.0, sizes_mb=(), **choices):
     """A run whose average is `value` (and its other metrics near it), after every stage or, unfinished, after two."""
     content = config(**choices)
     num_seen = np.cumsum(content["resolved"]["stage_sizes"]).tolist()[: None if finished else 2]
@@ -61,6 +62,7 @@ def entry(path="runs/a", value=0.5, finished=True, environment=None, seconds=10.
         environment=environment or {"acceleration": {"precision": "float32"}, "device": "cpu", "ccfa": "1"},
         seconds=seconds,
         finished=finished,
+        **dict(zip(SIZES_MB, sizes_mb, strict=False)),
     )
     return Result(Path(path), report)
 

@@ -67,6 +67,9 @@ def synthetic_run(path, resolved, num_done=None, seed=0, state="finished", epoch
         environment=surroundings,
         seconds=sum(row["seconds"] for row in rows),
         finished=state == "finished",
+        parameters_mb=1.853,
+        remembered_mb=0.25,
+        exemplars_mb=6.144,
     )
     directory.write_results(report, rows)
     directory.set_status(state)

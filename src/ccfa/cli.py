@@ -99,7 +99,7 @@ class Table:
     slurm: bool = False
     """Submit what is missing as Slurm jobs, with --minutes as their time limit. This needs the extra `cluster`."""
     write: bool = False
-    """Write REPRODUCTION.md and the README's table in the current folder, from the reports."""
+    """Write REPRODUCTION.md and the tables of the READMEs in the current folder, from the reports."""
     at_once: int = 1
     """How many runs share the device, or how many Slurm jobs run at the same time."""
     partition: str | None = None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ccfa.errors import ModelError
-from ccfa.evaluation import Numbers, Report, rule_name
+from ccfa.evaluation import SIZES, Numbers, Report, rule_name
 
 NUMBERS = Numbers(
     overall=[0.1 + 0.2, 2 / 3, 0.5],
@@ -27,6 +27,9 @@ REPORT = Report(
     environment={"commit": "0123abc", "versions": {"numpy": "2.0"}, "device": "cpu"},
     seconds=12.345678901234567,
     finished=True,
+    parameters_mb=1.853,
+    remembered_mb=0.0,
+    exemplars_mb=6.144,
 )
 
 
@@ -63,6 +66,18 @@ def test_unknown_fields_are_ignored():
     assert Report.from_json(altered(format=3, colour="blue")) == dataclasses.replace(REPORT, format=3)
 
 
+def test_costs_of_earlier_reports_are_unknown():
+    assert REPORT.costs == {
+        "parameters_mb": 1.853,
+        "remembered_mb": 0.0,
+        "exemplars_mb": 6.144,
+        "minutes": REPORT.seconds / 60,
+    }
+    fields = {name: value for name, value in json.loads(REPORT.to_json()).items() if name not in SIZES}
+    earlier = Report.from_json(json.dumps(fields))
+    assert [name for name, value in earlier.costs.items() if math.isnan(value)] == SIZES
+
+
 def test_stored_reports_are_read():
     stored = sorted((Path(__file__).parents[2] / "results").rglob("*.json"))
     assert stored
@@ -81,6 +96,7 @@ def test_stored_reports_are_read():
         ('{"name": "a", "own": "logits"}', "'config'"),
         (altered(seconds=10**400), "report"),
         (altered(own="magic"), "'magic'"),
+        (altered(exemplars_mb="many"), "many"),
         (altered(rules={"logits": {"overall": [], "metrics": {"last_accuracy": "high"}}}), "high"),
         (altered(rules={"logits": {"overall": []}}), "'metrics'"),
     ],

@@ -90,6 +90,18 @@ def test_an_epoch_is_a_line_of_metrics(finished):
     assert [record["lr"] for record in records if record["phase"] == "balanced"] == [0.05, 0.05]
 
 
+def test_sizes_are_those_of_what_is_kept(finished, tmp_path):
+    path, report, _ = finished
+    network = sum(tensor.nbytes for tensor in Run(path).network_weights(2).values())
+    assert (report.parameters_mb, report.remembered_mb, report.exemplars_mb) == (network / 1e6, 0, 40 * 64 / 1e6)
+    assert [float(row["exemplars_mb"]) for row in table(path / "stages.csv")] == [
+        4 * seen * 64 / 1e6 for seen in STAGES
+    ]
+    read_out = toy_run(tmp_path / "run", toy_resolved("ranpac"))
+    sums = 8 * (40 * 40 + 40 * 6 + 6 + 1) + 4 * 6 * 64  # G, Q, counts and the ridge in doubles, and directions
+    assert (read_out.remembered_mb, read_out.exemplars_mb) == (sums / 1e6, 0)
+
+
 def test_a_stage_is_a_row_of_stages(finished):
     path, report, audience = finished
     rows = table(path / "stages.csv")

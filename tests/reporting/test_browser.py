@@ -34,7 +34,10 @@ def pages(tmp_path_factory):
     page = write_report(synthetic_run(folder / "run", resolved, epochs=10), resolved)
     assert page.stat().st_size < 5_000_000
     methods = [*HOSTILE, *(f"method-{number}" for number in range(3))]
-    runs = [entry(f"runs/{HOSTILE[0]}/{at}", 0.7 - at / 100, method=name) for at, name in enumerate(methods)]
+    runs = [
+        entry(f"runs/{HOSTILE[0]}/{at}", 0.7 - at / 100, method=name, sizes_mb=(1.0 + at, 0.0, 0.0))
+        for at, name in enumerate(methods)
+    ]
     return {"run": page, "comparison": write_comparison(compare_entries(runs), folder / "comparison")}
 
 
@@ -68,6 +71,7 @@ def tip(browser):
 
 
 def hover(browser, part):
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", part)  # the middle of all of it
     for attempt in range(50):  # moving there scrolls the page, which hides hints until it is over
         ActionChains(browser).move_to_element_with_offset(part, attempt % 2, 0).perform()
         if tip(browser):

@@ -1,3 +1,4 @@
+import itertools
 import math
 import re
 from xml.etree import ElementTree
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ccfa.reporting.charts import Curve, heat_map, line_figure, ticks
+from ccfa.reporting.charts import Curve, Point, heat_map, line_figure, log_ticks, scatter_figure, ticks
 
 
 def drawn(chart):
@@ -24,6 +25,27 @@ def test_ticks_are_even_and_cover(values, at_most):
     assert 2 <= len(places) <= at_most + 2
     steps = np.diff(places)
     np.testing.assert_allclose(steps, steps[0], rtol=1e-3)
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=30))
+def test_log_ticks_cover(values):
+    places = log_ticks(values)
+    assert places[0] <= min(values) <= max(values) <= places[-1]
+    assert 2 <= len(places) <= 14
+    assert all(later > earlier for earlier, later in itertools.pairwise(places))
+
+
+def test_points_are_placed_by_ratio_and_names_keep_apart():
+    points = [Point("a", 1.0, 50.0), Point("b", 10.0, 60.0, 1), Point("c", 100.0, 60.1, 2), Point("a + c", 1.0, 50.1)]
+    figure = scatter_figure("t", "m", "x", "y", [*points, Point("unknown", math.nan, 1.0)])
+    hits = drawn(figure.chart).findall("g")
+    at = {hit.find("text").text: float(hit.find("circle").get("cx")) for hit in hits}
+    assert at["b"] - at["a"] == pytest.approx(at["c"] - at["b"], abs=0.11)
+    heights = [float(hit.find("text").get("y")) for hit in hits if hit.find("text").text in ("a", "a + c")]
+    assert abs(heights[0] - heights[1]) >= 13
+    assert hits[0].find("title").text == "c\nx: 100.000\ny: 60.10"
+    assert figure.table.rows[-1] == ["unknown", "-", "1.00"]
+    assert scatter_figure("t", "m", "x", "y", [Point("unknown", math.nan, 1.0)]).chart == ""
 
 
 def test_line_passes_through_points_and_breaks():

@@ -276,6 +276,28 @@ def test_single_runs_remain_visible():
     assert (shown["runs/x"]["seed"], shown["runs/x"]["stages"]) == (9, "2 of 3")
 
 
+def test_costs_stand_beside_the_accuracy():
+    runs = [
+        *(entry(f"runs/{seed}", seed=seed, seconds=60.0 + 60 * seed, sizes_mb=(2.0, 0.5, 6.0)) for seed in (0, 1)),
+        entry("runs/earlier", method="ucir"),
+        entry("runs/c", method="ranpac", sizes_mb=(3.0, 32.0, 0.0)),
+    ]
+    comparison = compare_entries(runs)
+    headings, rows = summary_table(comparison)
+    assert list(headings[-4:]) == ["parameters MB", "remembered MB", "exemplars MB", "minutes"]
+    assert [[str(cell) for cell in row[-4:]] for row in rows] == [
+        ["2.000", "0.500", "6.000", "1.50 ± 0.71"],
+        ["", "", "", "0.17"],
+        ["3.000", "32.000", "0.000", "0.17"],
+    ]
+    (figure,) = re.findall(r"(?s)<h2>Accuracy and memory.*?</figure>", comparison_page(comparison))
+    places = dict(re.findall(r'cx="([\d.]+)".*?<title>(\w+)', figure))
+    assert list(places.values()) == ["podnet", "ranpac"]
+    assert re.findall(r"<t[dh][^>]*>([^<]+)</t[dh]>", figure.split("<tbody>")[1])[:3] == ["podnet", "8.500", "50.00"]
+    assert "Accuracy and memory" not in comparison_page(compare_entries(runs[2:3]))
+    assert list(runs_table(comparison).rows[0][-10:-6]) == ["2.000", "0.500", "6.000", "1.00"]
+
+
 def test_csv_keeps_mean_and_spread_apart():
     rows = [["x, y", Value(1.0, 0.5), Value(2.0, math.nan)], ["z", "", Value(-3.0, math.nan)]]
     text = to_csv(Table(["method", "a", "b"], rows))

@@ -1,6 +1,7 @@
 """`ccfa list` and `ccfa doctor`."""
 
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,11 +13,14 @@ from ccfa.data import DATASETS
 from ccfa.errors import UsageError
 from ccfa.experiments.experiment import SCENARIOS, schema
 from ccfa.experiments.tables import TABLES, cited_only
-from ccfa.methods import METHODS
+from ccfa.methods import METHODS, Phase
+from ccfa.methods.method import NOTHING
+from ccfa.methods.parts import class_blocks
 from ccfa.models import BACKBONES
 from ccfa.reporting import inventory
-from ccfa.reporting.inventory import catalogue, findings
+from ccfa.reporting.inventory import TRAITS, catalogue, findings, traits
 from ccfa.reporting.terminal import Output
+from toys import EVERY_PAIR, REFUSED
 from zoo import write_class, write_noise
 
 
@@ -30,11 +34,22 @@ def rows(*tables):
 
 
 def test_methods_are_listed_with_their_memory():
-    found = rows(*catalogue("methods"))
-    assert {*METHODS, *cited_only()} <= set(found)
-    memories = [found[name][3] for name in ("finetune", "podnet", "joint")]
+    described, found = map(rows, catalogue("methods"))
+    assert {*METHODS, *cited_only()} <= set(described)
+    assert all(described[name][1] for name in METHODS)
+    memories = [found[name][1] for name in ("finetune", "podnet", "joint")]
     assert memories == ["none", "20 per class, needed", "every image"]
-    assert all(found[name][1] for name in METHODS)
+    assert found["ranpac"][:5] == ["ranpac", "none", "", "yes", "yes"]
+    assert found["podnet"][2:5] == ["yes", "", ""]
+
+
+def test_traits_follow_from_the_method(monkeypatch):
+    head_alone = replace(METHODS["finetune"](), phases=lambda stage: (Phase("main", 1, 0.1, parameters=class_blocks),))
+    monkeypatch.setitem(METHODS._added, "head-alone", lambda **options: head_alone)
+    assert traits("head-alone", []) == {**dict.fromkeys(TRAITS, False), "CCFA": True, "frozen": True}
+    for name in {name for name, _ in EVERY_PAIR}:
+        assert traits(name, [])["CCFA"] == ((name, "ccfa") not in REFUSED)
+        assert traits(name, [])["exemplars"] == (METHODS[name]().memory != NOTHING)
 
 
 @pytest.mark.parametrize(

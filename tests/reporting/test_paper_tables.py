@@ -14,7 +14,7 @@ from ccfa.experiments import Experiment
 from ccfa.experiments.running import TIME_LIMIT_CODE
 from ccfa.experiments.tables import FURTHER, ORDERS, TABLES, read_results, store_result
 from ccfa.reporting import paper_tables
-from ccfa.reporting.paper_tables import BEGIN, END, reproduction, with_main_table
+from ccfa.reporting.paper_tables import CATALOGUE, MAIN, reproduction, with_generated
 from stored_results import PODNET, result_report
 
 ROOT = Path(__file__).parents[2]
@@ -160,14 +160,16 @@ def test_without_reports_there_is_the_paper(call, tmp_path):
 
 def test_pages_are_written_in_the_current_folder(results, call, tmp_path):
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    readme.write_text("\n".join(["before", MAIN[0], "old", MAIN[1], "after", *CATALOGUE]))
     assert call("table", "--write")[0] == 0
     assert "67.33" in (tmp_path / "REPRODUCTION.md").read_text()
-    before, _, *rows, _, after = readme.read_text().splitlines()
+    text, methods = readme.read_text().split(CATALOGUE[0])
+    assert [line.split(" |")[0] for line in methods.splitlines() if line.endswith("✓ |")] == ["| `podnet`"]
+    before, _, *rows, _, after = text.splitlines()
     assert (before, after) == ("before", "after")
     assert [row.split(" | ")[0] for row in rows[2:]] == ["| PODNet", "| PODNet + CCFA"]
     assert rows[3].endswith("67.24 / 67.33 ± 1.53 (3) |")
-    readme.write_text(f"{BEGIN} and no end")
+    readme.write_text(f"{MAIN[0]} and no end")
     assert call("table", "--write")[0] == 2
 
 
@@ -211,5 +213,7 @@ def test_the_command_of_a_cell_can_be_typed(results, call):
 def test_reproduction_and_readme_are_current():
     stored = read_results(ROOT / "results")
     assert (ROOT / "REPRODUCTION.md").read_text() == reproduction(stored), "run `ccfa table --write`"
-    readme = (ROOT / "README.md").read_text()
-    assert readme == with_main_table(readme, stored), "run `ccfa table --write`"
+    for path in (ROOT / "README.md", ROOT / "docs" / "methods" / "README.md"):
+        page = path.read_text()
+        assert CATALOGUE[0] in page
+        assert page == with_generated(page, stored), "run `ccfa table --write`"

@@ -46,10 +46,11 @@ def test_a_run_that_ends_early_has_a_page(tmp_path, console, fail, fault, kind):
 def test_metrics_of_every_rule(tmp_path, console):
     values = {name: (index + 1) / 10 + 0.00123 for index, name in enumerate(DEFINITIONS)}
     rules = {"logits": Numbers([0.5], {"last_accuracy": 0.4321}), "nearest_mean": Numbers([0.5], values)}
-    report = Report("a [bold] name", {}, [2], "nearest_mean", rules, {}, 12.4, finished=True)
+    report = Report("a [bold] name", {}, [2], "nearest_mean", rules, {}, 12.4, finished=True, exemplars_mb=0.5)
     show_result(report, tmp_path, None, console)
     text = console.file.getvalue()
     assert report.name in text
+    assert "parameters MB -, remembered MB -, exemplars MB 0.500, minutes 0.21" in text
     assert text.index("nearest mean (own rule)") < text.index("by logits")
     rows = {row[0]: row[1:] for row in ([cell.strip() for cell in line[1:-1].split("│")] for line in text.splitlines())}
     for name, value in values.items():

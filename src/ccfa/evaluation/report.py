@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -12,6 +12,34 @@ from ccfa.errors import ModelError
 from ccfa.evaluation.metrics import METRICS, Evaluated
 
 FORMAT = 2
+BYTES_PER_MB = 10**6
+
+
+class Cost(NamedTuple):
+    """A number that says what a run costs, beside what it reaches."""
+
+    heading: str
+    definition: str
+    decimals: int
+
+
+COSTS: dict[str, Cost] = {
+    "parameters_mb": Cost(
+        "parameters MB", "megabytes (10^6 bytes) of the network after the last stage: its weights and its buffers", 3
+    ),
+    "remembered_mb": Cost(
+        "remembered MB", "megabytes that the loss terms keep for later stages, such as the means of classes", 3
+    ),
+    "exemplars_mb": Cost(
+        "exemplars MB", "megabytes of the exemplars after the last stage, one byte per pixel and channel", 3
+    ),
+    "minutes": Cost(
+        "minutes",
+        "wall-clock time of all stages, evaluation included; a first stage reused from another run counts as zero",
+        2,
+    ),
+}
+SIZES = [name for name in COSTS if name.endswith("_mb")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +93,9 @@ class Report:
     environment: dict[str, Any]  # commit, versions, device
     seconds: float
     finished: bool
+    parameters_mb: float | None = None  # these three are None in reports of earlier versions; see COSTS
+    remembered_mb: float | None = None
+    exemplars_mb: float | None = None
     format: int = FORMAT  # of the file; fields that a later format adds are left out when it is read here
 
     @property
@@ -81,6 +112,17 @@ class Report:
     def accuracy_matrix(self) -> list[list[float | None]]:
         """The accuracy after each stage (row) on each stage's classes (column), by the method's own rule."""
         return self.rules[self.own].accuracy_matrix
+
+    @property
+    def minutes(self) -> float:
+        """The time of all stages."""
+        return self.seconds / 60
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """The numbers of COSTS; NaN where one is unknown."""
+        values = {name: getattr(self, name) for name in COSTS}
+        return {name: math.nan if value is None else value for name, value in values.items()}
 
     def to_json(self) -> str:
         """Return the report as JSON, one line per field so that reports compare line by line; NaN is null."""
@@ -111,6 +153,7 @@ class Report:
                 environment=dict(fields["environment"]),
                 seconds=float(fields["seconds"]),
                 finished=bool(fields["finished"]),
+                **{name: float(fields[name]) for name in SIZES if fields.get(name) is not None},
                 format=int(fields["format"]),
             )
             _ = report.rules[report.own]

@@ -28,7 +28,7 @@ from torch import Tensor
 import ccfa
 from ccfa.data import ImageSet, Stage, data_set
 from ccfa.errors import CcfaError, DivergedError, ModelError, Notice, ResourceError, Stopped, UsageError
-from ccfa.evaluation import Numbers, Report, accuracy, rule_name
+from ccfa.evaluation import BYTES_PER_MB, Numbers, Report, accuracy, rule_name
 from ccfa.experiments.experiment import Resolved, resolve
 from ccfa.experiments.first_stage import first_stage_key, learn_first_stage
 from ccfa.experiments.run_directory import CHECKPOINTS_KEPT, ERRORS, METRICS, Checkpoint, Run, differences, two_columns
@@ -362,7 +362,17 @@ def _end_stage(resolved: Resolved, recorder: Recorder, stage: Stage, test: Image
     directory.write_network(stage.index, learner.network)
     directory.write_exemplars(stage.index, learner.memory.classes)
     row = _accuracies(stage, predictions, rule_name(resolved.method.predict))
-    recorder.end_stage({**row, "exemplars": len(learner.memory)})
+    recorder.end_stage({**row, "exemplars": len(learner.memory), **sizes(learner)})
+
+
+def sizes(learner: Learner) -> dict[str, float]:
+    """Return the megabytes of what a learner keeps between stages: its network, its terms' memory, its exemplars."""
+    remembered = [tensor.nbytes for term in learner.terms for tensor in term.state_dict().values()]
+    return {
+        "parameters_mb": sum(tensor.nbytes for tensor in learner.network.state_dict().values()) / BYTES_PER_MB,
+        "remembered_mb": sum(remembered) / BYTES_PER_MB,
+        "exemplars_mb": len(learner.memory) * math.prod(learner.train.shape) / BYTES_PER_MB,
+    }
 
 
 def evaluate(learner: Learner, test: ImageSet) -> dict[str, NDArray[np.int64]]:
@@ -395,7 +405,7 @@ def _write_results(resolved: Resolved, recorder: Recorder) -> None:
     directory, own = recorder.directory, rule_name(resolved.method.predict)
     done = resolved.stages[: len(recorder.rows)]
     stored, num_seen = [directory.read_predictions(stage.index) for stage in done], [stage.num_seen for stage in done]
-    labels = [arrays["labels"] for arrays in stored]
+    labels, last = [arrays["labels"] for arrays in stored], recorder.rows[-1]
     rules = [rule for rule in dict.fromkeys(("logits", "nearest_mean", own)) if f"by_{rule}" in stored[-1]]
     report = Report(
         name=directory.path.name,
@@ -406,6 +416,9 @@ def _write_results(resolved: Resolved, recorder: Recorder) -> None:
         environment=directory.environment,
         seconds=recorder.seconds_before,
         finished=len(done) == len(resolved.stages),
+        parameters_mb=last.get("parameters_mb"),  # an earlier version's stages have none
+        remembered_mb=last.get("remembered_mb"),
+        exemplars_mb=last.get("exemplars_mb"),
     )
     directory.write_results(report, recorder.rows)
 

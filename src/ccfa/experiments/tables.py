@@ -54,6 +54,8 @@ PAPERS: dict[str, str] = {
     "der": "Yan et al., CVPR 2021, without pruning",
     "il2a": "Zhu et al., NeurIPS 2021",
     "pass": "Zhu et al., CVPR 2021",
+    "ranpac": "McDonnell et al., NeurIPS 2023",
+    "acil": "Zhuang et al., NeurIPS 2022",
 }
 
 

@@ -1,4 +1,4 @@
-"""Charts of the pages as inline SVG: lines with bands, and heat maps.
+"""Charts of the pages as inline SVG: lines with bands, points, and heat maps.
 
 Colours are the CSS classes c0 to c7. A part that reacts to the mouse is a group `hit` with its values in a <title>;
 a heat map carries its values as attributes. The page's script shows both, and without the script the titles still do.
@@ -6,7 +6,7 @@ a heat map carries its values as attributes. The page's script shows both, and w
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 42  # margins
 NUM_COLOURS = 8
 MAX_DOTS = 60  # of a line
+LETTER, LINE = 6.5, 13.0  # roughly the width of a letter and the height of a line of text
 NUM_SHADES = 32  # of a heat map
 MAX_CELLS_WITH_NUMBERS = 14  # on a side; smaller cells have no room
 
@@ -44,6 +45,15 @@ class Curve(NamedTuple):
     dashed: bool = False
 
 
+class Point(NamedTuple):
+    """One named point of a chart."""
+
+    name: str
+    x: float
+    y: float
+    colour: int = 0
+
+
 def ticks(values: Sequence[float], at_most: int = 6) -> list[float]:
     """Choose round numbers, at even distances, that cover the values."""
     low, high = min(values), max(values)
@@ -55,6 +65,21 @@ def ticks(values: Sequence[float], at_most: int = 6) -> list[float]:
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10, 20) if factor * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [float(f"{place * step:.10g}") for place in range(first, last + 1)]
+
+
+def log_ticks(values: Sequence[float]) -> list[float]:
+    """Choose 1, 2 and 5 times powers of ten that cover positive values; the powers alone where they are far apart.
+
+    >>> log_ticks([1.9, 30.0]), log_ticks([0.03, 800.0])
+    ([1.0, 2.0, 5.0, 10.0, 20.0, 50.0], [0.01, 0.1, 1.0, 10.0, 100.0, 1000.0])
+    """
+    low, high = math.log10(min(values)), math.log10(max(values))
+    factors = (1, 2, 5) if high - low < 2 else (1,)
+    powers = range(math.floor(low), math.ceil(high) + 2)
+    places = [float(f"{factor}e{power}") for power in powers for factor in factors]
+    first = max(at for at, place in enumerate(places) if place <= min(values))
+    last = min(at for at, place in enumerate(places) if place >= max(values) and at > first)
+    return places[first : last + 1]
 
 
 def line_figure(
@@ -81,17 +106,8 @@ def line_figure(
     margin = 1 if len(x) == 1 else 0
     across = _scale(x[0] - margin, x[-1] + margin, LEFT, WIDTH - RIGHT)
     up = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
-    parts = [
-        _line("grid", LEFT, WIDTH - RIGHT, up(tick), up(tick)) + _text(LEFT - 8, up(tick) + 4, _tick_label(tick), "end")
-        for tick in y_ticks
-    ]
-    parts += [
-        _text(across(tick), HEIGHT - BOTTOM + 16, _tick_label(tick), "middle")
-        for tick in ticks(x, 7)
-        if x[0] - margin <= tick <= x[-1] + margin and tick.is_integer()
-    ]
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, "middle", "axis"))
-    parts.append(_turned_text((TOP + HEIGHT - BOTTOM) / 2, y_label))
+    x_ticks = [tick for tick in ticks(x, 7) if x[0] - margin <= tick <= x[-1] + margin and tick.is_integer()]
+    parts = _axes({tick: across(tick) for tick in x_ticks}, {tick: up(tick) for tick in y_ticks}, x_label, y_label)
     parts += [_line("mark", across(place), across(place), TOP, HEIGHT - BOTTOM) for place in marks]
     places = [across(place) for place in x]
     bands, lines, legend = [], [], []
@@ -116,6 +132,35 @@ def line_figure(
     rows = [[str(place), *(number(one.y[at], decimals=decimals) for one in curves)] for at, place in enumerate(x)]
     names = Markup('<ul class="legend">{}</ul>').format(Markup("").join(legend)) if len(legend) > 1 else Markup("")
     return Figure(title, meaning, names + _svg(parts, label), Table([x_label, *(one.name for one in curves)], rows))
+
+
+def scatter_figure(title: str, meaning: str, x_label: str, y_label: str, points: Sequence[Point]) -> Figure:
+    """Draw points with their names beside them, over a logarithmic x axis, and the same numbers as a table."""
+    known = [point for point in points if 0 < point.x < math.inf and math.isfinite(point.y)]
+    if not known:
+        return Figure(title, meaning)
+    x_ticks, y_ticks = log_ticks([point.x for point in known]), ticks([point.y for point in known])
+    along = _scale(math.log(x_ticks[0]), math.log(x_ticks[-1]), LEFT, WIDTH - RIGHT)
+    up = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
+    places = {tick: along(math.log(tick)) for tick in x_ticks}
+    parts = _axes(places, {tick: up(tick) for tick in y_ticks}, x_label, y_label)
+    taken: list[tuple[float, float, float]] = []  # left, right and height of the names so far
+    for point in sorted(known, key=lambda one: -one.y):
+        x, y, length = along(math.log(point.x)), up(point.y), LETTER * len(point.name)
+        is_left = x + 8 + length > WIDTH - RIGHT
+        start, height = x - 8 - length if is_left else x + 8, y + 4
+        for left, right, other in taken:  # from the top down, so that a name moves down only
+            if start < right and left < start + length and height < other + LINE:
+                height = other + LINE
+        taken.append((start, start + length, height))
+        colour = f"c{point.colour % NUM_COLOURS}"
+        name = _text(x - 8 if is_left else x + 8, height, point.name, "end" if is_left else "start", f"name {colour}")
+        dot = f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
+        tip = f"{point.name}\n{x_label}: {number(point.x, decimals=3)}\n{y_label}: {number(point.y, decimals=2)}"
+        parts.append(f'<g class="hit">{dot}{name}<title>{escape(tip)}</title></g>')
+    rows = [[point.name, number(point.x, decimals=3), number(point.y, decimals=2)] for point in points]
+    label = f"{title}: {y_label} over {x_label}; the values are in the table below it."
+    return Figure(title, meaning, _svg(parts, label), Table(["", x_label, y_label], rows))
 
 
 def heat_map(
@@ -187,6 +232,20 @@ def _cells(shades: NDArray[np.float64]) -> str:
         for shade, runs in sorted(paths.items())
         if shade
     )
+
+
+def _axes(x_ticks: Mapping[float, float], y_ticks: Mapping[float, float], x_label: str, y_label: str) -> list[str]:
+    """Draw the values at their places on both axes, lines across, and what the axes are."""
+    middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
+    return [
+        *(
+            _line("grid", LEFT, WIDTH - RIGHT, place, place) + _text(LEFT - 8, place + 4, _tick_label(tick), "end")
+            for tick, place in y_ticks.items()
+        ),
+        *(_text(place, HEIGHT - BOTTOM + 16, _tick_label(tick), "middle") for tick, place in x_ticks.items()),
+        _text(middle_x, HEIGHT - 6, x_label, "middle", "axis"),
+        _turned_text(middle_y, y_label),
+    ]
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:

@@ -5,6 +5,7 @@
 
 import itertools
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -19,14 +20,25 @@ from rich.table import Table as Screen
 
 import ccfa
 from ccfa.errors import ModelError, UsageError
-from ccfa.evaluation import DEFINITIONS, METRICS, Report
+from ccfa.evaluation import COSTS, DEFINITIONS, METRICS, SIZES, Report, mean_and_spread
 from ccfa.experiments import Run
 from ccfa.experiments.run_directory import differences, leaves, two_columns
 from ccfa.experiments.tables import Result, Setting, cell_for, cited_only
 from ccfa.files import make_folder, read_file, write_atomically
-from ccfa.reporting.charts import NUM_COLOURS, Curve, Figure, line_figure
+from ccfa.reporting.charts import NUM_COLOURS, Curve, Figure, Point, line_figure, scatter_figure
 from ccfa.reporting.page import render
-from ccfa.reporting.tables import Cell, Table, Value, method_name, percent, plain, to_csv, to_latex, to_markdown
+from ccfa.reporting.tables import (
+    Cell,
+    Table,
+    Value,
+    cost_texts,
+    method_name,
+    percent,
+    plain,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 from ccfa.settings import Experiment
 
 AVERAGE = "average_incremental_accuracy"
@@ -37,7 +49,7 @@ SPREAD = "mean ± sample standard deviation (n - 1) over class orders and seeds;
 MEANINGS = {heading: DEFINITIONS[metric] for metric, heading in COLUMNS.items()} | {
     "gain": "average with CCFA minus without, in points, over pairs of runs of the same class order and seeds",
     "published": "the average that the paper prints for this setting, not measured here",
-    "seconds": "wall-clock time of a run; a first stage reused from another run counts as zero",
+    **{cost.heading: cost.definition for cost in COSTS.values()},
 }
 MAX_NAME = 28  # letters of a name before it is folded
 BETWEEN = 3  # spaces between columns of the terminal's table
@@ -170,9 +182,16 @@ class Line:
         """Return a metric in percent, by the method's own rule."""
         return Value.of([100 * entry.report.metrics[metric] for entry in self.entries])
 
+    def cost(self, name: str) -> Value:
+        """Return what a run costs on average; only the time has a spread, for equal networks are of equal size."""
+        known = [value for entry in self.entries if math.isfinite(value := entry.report.costs[name])]
+        mean, spread = mean_and_spread(known)
+        return Value(mean, math.nan if name in SIZES else spread, COSTS[name].decimals)
+
     @property
-    def seconds(self) -> Value:
-        return Value.of([entry.report.seconds for entry in self.entries], decimals=0)
+    def memory(self) -> float:
+        """The megabytes that are kept between stages; NaN if they are unknown."""
+        return sum(self.cost(name).mean for name in SIZES)
 
     @property
     def curve(self) -> list[Value]:
@@ -355,20 +374,24 @@ def _surroundings(entry: Result) -> dict[str, str]:
 
 
 def summary_table(comparison: Comparison) -> Table:
-    """Make one row per experiment; gain and published values have columns only where there are any."""
+    """Make one row per experiment; gains, published values and costs have columns only where there are any."""
     rows: list[dict[str, Cell]] = []
     for line in comparison.lines:
-        rows.append({"method": line.name, "runs": len(line.entries), "seconds": line.seconds})
+        rows.append({"method": line.name, "runs": len(line.entries)})
         rows[-1] |= {heading: line.value(metric) for metric, heading in COLUMNS.items()}
         if line.gain:
             rows[-1] |= {"gain": line.gain, "pairs": len(line.gains)}
+        costs = {COSTS[name].heading: line.cost(name) for name in COSTS}
+        rows[-1] |= {heading: cost for heading, cost in costs.items() if math.isfinite(cost.mean)}
         if line.published is not None:
             rows[-1]["published"] = f"{line.published:.2f}"
     for name, value in comparison.cited.items():
         rows.append({"method": f"{name} (published only)", "published": f"{value:.2f}"})
     average, *others = COLUMNS.values()
-    optional = [name for name in ("gain", "pairs", "published") if any(name in row for row in rows)]
-    headings = ["method", "runs", average, *optional, *others, "seconds"]
+    known = {name for row in rows for name in row}
+    optional = [name for name in ("gain", "pairs", "published") if name in known]
+    last = [cost.heading for cost in COSTS.values() if cost.heading in known]
+    headings = ["method", "runs", average, *optional, *others, *last]
     return Table(headings, [[row.get(heading, "") for heading in headings] for row in rows])
 
 
@@ -385,9 +408,10 @@ def runs_table(comparison: Comparison) -> Table:
             order_name = ",".join(map(str, order[:4])) + ",..."
         stages = f"{len(report.num_seen)} of {len(comparison.num_seen)}"
         values = [percent(report.metrics[metric]) for metric in COLUMNS]
-        last = [f"{report.seconds:.0f}", plain(report.own), *_surroundings(entry).values()]
+        last = [*cost_texts(report).values(), plain(report.own), *_surroundings(entry).values()]
         rows.append([str(entry.path), name, order_name, seed, batch_seed, stages, *values, *last])
-    return Table([*facts, *COLUMNS.values(), "seconds", "rule", *SURROUNDINGS], rows)
+    costs = [cost.heading for cost in COSTS.values()]
+    return Table([*facts, *COLUMNS.values(), *costs, "rule", *SURROUNDINGS], rows)
 
 
 def definitions(table: Table) -> list[str]:
@@ -447,7 +471,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
         raise UsageError(f"{folder} is a run directory. Choose another folder for the comparison with --out.")
     make_folder(folder)
     table = summary_table(comparison)
-    note = f"percent; {SPREAD}."
+    note = f"percent, except where a column has another unit; {SPREAD}."
     write_atomically(folder / "table.csv", to_csv(table))
     write_atomically(folder / "table.md", to_markdown(table, comparison.title, note))
     write_atomically(folder / "table.tex", to_latex(table, comparison.title, note))
@@ -466,6 +490,7 @@ def comparison_page(comparison: Comparison) -> str:
         spread=SPREAD,
         summary=table,
         curves=_curves(comparison),
+        memory=_memory(comparison),
         runs=runs_table(comparison),
         definitions=definitions(table),
         footer=f"Written by ccfa {ccfa.__version__}.",
@@ -480,6 +505,17 @@ def _curves(comparison: Comparison) -> list[Figure]:
     if len(methods) <= MAX_METHODS_IN_ONE_FIGURE and len(comparison.lines) <= NUM_COLOURS:
         methods = {"All methods": [*comparison.lines]} if methods else {}
     return [_curve(comparison.num_seen, lines, title) for title, lines in methods.items()]
+
+
+def _memory(comparison: Comparison) -> Figure:
+    """Draw the average accuracy of each line over what it keeps between stages."""
+    colours = families(line.name for line in comparison.lines)
+    points = [Point(line.name, line.memory, line.value(AVERAGE).mean, colours[line.name]) for line in comparison.lines]
+    meaning = (
+        "The average incremental accuracy over the megabytes that are kept between stages: the network, what the loss "
+        "terms remember, and the exemplars. The horizontal axis is logarithmic."
+    )
+    return scatter_figure("All methods", meaning, "megabytes kept", "average accuracy, percent", points)
 
 
 def families(names: Iterable[str]) -> dict[str, int]:

@@ -5,7 +5,9 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,23 @@ from rich.table import Table
 
 import ccfa
 from ccfa.augmentation import CCFA, MIXES
-from ccfa.data import DATASETS, describe_data_sets, order_names
+from ccfa.data import DATASETS, Stage, describe_data_sets, order_names, split
 from ccfa.errors import UsageError, choose
 from ccfa.experiments.experiment import SCENARIOS, schema
-from ccfa.experiments.tables import FURTHER, PAPERS, TABLES, cited_only
-from ccfa.methods import METHODS
-from ccfa.methods.method import EVERYTHING
+from ccfa.experiments.tables import FURTHER, PAPERS, TABLES, cited_only, read_results
+from ccfa.learning.state import new_network
+from ccfa.methods import METHODS, Method
+from ccfa.methods.method import EVERYTHING, Factory
 from ccfa.models import BACKBONES
-from ccfa.models.pretrained import import_timm
+from ccfa.models.pretrained import import_timm, untrained
 
+TRAITS = {
+    "exemplars": "it keeps images of old classes",
+    "CCFA": "it keeps an old head to learn from, so CCFA can be added",
+    "frozen": "the backbone is trained in the first stage only",
+    "pretrained": "with `epochs=0` it uses the backbone as it is given, for example a pretrained one",
+    "measured": "results/ has runs of it on CIFAR-100 or ImageNet",
+}
 PACKAGES = ("numpy", "scikit-learn", "safetensors", "tyro", "rich", "pillow", "jinja2")
 
 
@@ -32,7 +42,7 @@ def catalogue(what: str, name: str = "") -> list[Table]:
     if name and what != "options":
         raise UsageError("Only options are listed by name, for example: ccfa list options podnet")
     if what == "methods":
-        return [_methods()]
+        return [_methods(), _traits()]
     if what == "options":
         factories: dict[str, Callable[..., Any]] = {**METHODS, "ccfa": CCFA, **MIXES}
         chosen = {name: choose("method or plug-in", name, factories)} if name else factories
@@ -51,17 +61,71 @@ def catalogue(what: str, name: str = "") -> list[Table]:
     return [table]
 
 
+def traits(name: str, measured: Collection[str]) -> dict[str, bool]:
+    """Return what holds of a method, by the names in `TRAITS`; `measured` names the methods that have results.
+
+    >>> traits("podnet", ["podnet"])
+    {'exemplars': True, 'CCFA': True, 'frozen': False, 'pretrained': False, 'measured': True}
+    """
+    method = METHODS[name]()
+    values = method.memory.quota(1) > 0, not method.no_old_head, *_leaves_backbone(METHODS[name]), name in measured
+    return dict(zip(TRAITS, values, strict=True))
+
+
+@cache
+def _leaves_backbone(factory: Factory) -> tuple[bool, bool]:
+    """Whether a method does not train the backbone after the first stage, and can do without training it there."""
+    first, later = split(4, 2, 2)
+    if _trains_backbone(factory(), later):
+        return False, False
+    if "epochs" not in inspect.signature(factory).parameters:
+        return True, False
+    untrained_method = factory(epochs=0)
+    # A method that needs its first stage has a phase of no epochs there.
+    learns = all(phase.epochs for phase in untrained_method.phases(first))
+    return True, learns and not _trains_backbone(untrained_method, first)
+
+
+def _trains_backbone(method: Method, stage: Stage) -> bool:
+    """Whether a phase of the first or the second stage changes weights of the backbone."""
+    network = new_network(replace(method, backbone=untrained(method.backbone)), channels=3)
+    for index in range(stage.index + 1):
+        network.head.grow(2)
+        method.shape_network(network, index)
+    own = {id(parameter) for parameter in network.backbone.parameters()}
+    return any(id(parameter) in own for phase in method.phases(stage) for parameter in phase.parameters(network))
+
+
+def methods_markdown(measured: Collection[str]) -> str:
+    """Return the methods with a tick for each trait, as a table in Markdown with the meaning of its columns."""
+    lines = [["method", "paper", *TRAITS], ["---", "---", *[":-:"] * len(TRAITS)]]
+    for name in METHODS:
+        ticks = ["✓" if holds else "" for holds in traits(name, measured).values()]
+        lines.append([f"`{name}`", PAPERS.get(name, ""), *ticks])
+    meanings = [f"- *{name}*: {meaning}" for name, meaning in TRAITS.items()]
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", *meanings])
+
+
 def _methods() -> Table:
-    table = Table("method", "what it is", "paper", "memory")
+    table = Table("method", "what it is", "paper")
     for name, function in METHODS.items():
-        method = function()
+        first_line = (inspect.getdoc(function) or "").split("\n")[0]
+        table.add_row(name, first_line, PAPERS.get(name, ""))
+    for name in cited_only():
+        table.add_row(name, "in tables with its published values only")
+    return table
+
+
+def _traits() -> Table:
+    measured = {result.experiment.method for result in read_results(Path("results"))}
+    shown = [name for name in TRAITS if name != "exemplars" and (measured or name != "measured")]
+    table = Table("method", "memory", *shown, caption="\n".join(f"{name}: {TRAITS[name]}" for name in shown))
+    for name, function in METHODS.items():
+        method, held = function(), traits(name, measured)
         kept = method.memory.quota(1)
         memory = "none" if not kept else "every image" if method.memory == EVERYTHING else f"{kept} per class"
         needed = ", needed" if method.needs_memory else ""
-        first_line = (inspect.getdoc(function) or "").split("\n")[0]
-        table.add_row(name, first_line, PAPERS.get(name, ""), memory + needed)
-    for name in cited_only():
-        table.add_row(name, "in tables with its published values only", "", "")
+        table.add_row(name, memory + needed, *("yes" if held[trait] else "" for trait in shown))
     return table
 
 

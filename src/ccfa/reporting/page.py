@@ -28,13 +28,14 @@ from PIL import Image
 
 from ccfa.data import ImageSet
 from ccfa.errors import ModelError
-from ccfa.evaluation import DEFINITIONS, METRICS, Numbers, Report, forgetting_max_minus_last
+from ccfa.evaluation import COSTS, DEFINITIONS, METRICS, Numbers, Report, forgetting_max_minus_last
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.run_directory import Run, left_alone
 from ccfa.files import read_arrays, write_arrays, write_atomically
 from ccfa.reporting.charts import NUM_COLOURS, Curve, Figure, heat_map, line_figure
 from ccfa.reporting.tables import (
     Table,
+    cost_texts,
     counted,
     duration,
     method_name,
@@ -184,6 +185,7 @@ def page(run: Contents) -> str:
         sizes=sizes,
         state=_state(run, len(sizes)),
         headlines=HEADLINES,
+        costs=[(COSTS[name], text) for name, text in cost_texts(run.report).items()],
         definitions=DEFINITIONS,
         accuracy=accuracy_figure(run),
         matrix=matrix_figure(run),

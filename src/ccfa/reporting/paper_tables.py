@@ -37,6 +37,7 @@ from ccfa.experiments.tables import (
 )
 from ccfa.files import write_atomically
 from ccfa.reporting.comparison import AVERAGE, paired
+from ccfa.reporting.inventory import methods_markdown
 from ccfa.reporting.page import render
 from ccfa.reporting.showing import require_ready, sweep
 from ccfa.reporting.tables import Value, counted
@@ -55,7 +56,10 @@ LEGEND = (
     "method: it cannot be run here."
 )
 NEEDS_IMAGENET = "needs ImageNet"
-BEGIN, END = "<!-- main table: written by `ccfa table --write` -->", "<!-- end of the main table -->"
+MAIN, CATALOGUE = (
+    (f"<!-- {name}: written by `ccfa table --write` -->", f"<!-- end of the {name} -->")
+    for name in ("main table", "catalogue of methods")
+)  # what stands before and after a part of a page that is generated
 
 
 def wanted_table(wanted: Wanted) -> Table:
@@ -176,27 +180,31 @@ def _cost(cell: Cell, results: Sequence[Result], num_orders: int = len(ORDERS)) 
 
 
 def write_pages(wanted: Wanted, console: Console) -> None:
-    """Write REPRODUCTION.md and the README's table, in the current folder, from the reports."""
+    """Write REPRODUCTION.md, and what is generated in the READMEs, in the current folder, from the reports."""
     if wanted.name or wanted.orders < len(ORDERS):
         raise UsageError("--write writes the page of all tables and class orders: leave the name and --orders out.")
     results = wanted_results(wanted)
     if not results:
         raise DataError(f"There are no reports of finished runs in {wanted.results}, so nothing is written.")
     pages = {Path("REPRODUCTION.md"): reproduction(results)}
-    if Path("README.md").exists() and BEGIN in (readme := Path("README.md").read_text()):
-        pages[Path("README.md")] = with_main_table(readme, results)
+    for path in (Path("README.md"), Path("docs/methods/README.md")):
+        if path.exists():
+            pages[path] = with_generated(path.read_text(), results)
     for path, text in pages.items():
         write_atomically(path, text)
         console.print(f"Written: {path.absolute()}", soft_wrap=True)
 
 
-def with_main_table(readme: str, results: Sequence[Result]) -> str:
-    """Return the README with its table replaced: the text between the two marks."""
-    before, _, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise UsageError(f"README.md has no line {END!r} after {BEGIN!r}.")
-    return f"{before}{BEGIN}\n{_main_table(results)}\n{END}{after}"
+def with_generated(page: str, results: Sequence[Result]) -> str:
+    """Return a page with the main table and the catalogue of methods written anew, where it has marks for them."""
+    methods = {result.experiment.method for result in results}
+    for (begin, end), content in ((MAIN, _main_table(results)), (CATALOGUE, methods_markdown(methods))):
+        before, found, rest = page.partition(begin)
+        _, ended, after = rest.partition(end)
+        if found and not ended:
+            raise UsageError(f"A page has no line {end!r} after {begin!r}.")
+        page = f"{before}{begin}\n{content}\n{end}{after}" if found else page
+    return page
 
 
 def _main_table(results: Sequence[Result]) -> str:

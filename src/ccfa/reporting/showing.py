@@ -12,7 +12,7 @@ from rich.table import Table as Screen
 from ccfa import experiments
 from ccfa.data import data_set
 from ccfa.errors import CcfaError, DataError, LockedError, ResourceError, Stopped, UsageError
-from ccfa.evaluation import DEFINITIONS, Report
+from ccfa.evaluation import COSTS, DEFINITIONS, Report
 from ccfa.experiments import Run, resolve
 from ccfa.experiments import sweep as sweeping
 from ccfa.experiments.experiment import Resolved
@@ -34,7 +34,7 @@ from ccfa.learning.processes import ALONE, Processes, joined, several
 from ccfa.plugins import load_plugin
 from ccfa.reporting.comparison import Comparison, compare_entries, grouped, setting, show_comparison
 from ccfa.reporting.page import read_pictures, write_page
-from ccfa.reporting.tables import counted, metrics_table
+from ccfa.reporting.tables import cost_texts, counted, metrics_table
 from ccfa.reporting.terminal import Display, TensorBoard
 from ccfa.settings import Experiment, Grid, Running
 
@@ -297,5 +297,7 @@ def show_result(report: Report, path: Path, resolved: Resolved | None, console: 
     for row, definition in zip(rows, DEFINITIONS.values(), strict=True):
         screen.add_row(*map(str, row), *([definition] if is_wide else []))
     console.print(screen)
+    costs = [f"{COSTS[name].heading} {text}" for name, text in cost_texts(report).items()]
+    console.print(", ".join(costs), soft_wrap=True)
     console.print(f"Run directory: {path}", soft_wrap=True)
     console.print(write_page(path, resolved), soft_wrap=True)

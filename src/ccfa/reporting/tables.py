@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ccfa.evaluation import DEFINITIONS, Numbers, Report, mean_and_spread
+from ccfa.evaluation import COSTS, DEFINITIONS, Numbers, Report, mean_and_spread
 from ccfa.files import csv_text
 from ccfa.settings import Experiment
 
@@ -108,6 +108,11 @@ def metrics_table(report: Report) -> Table:
     headings = [f"by {plain(rule)}{' (own rule)' if rule == report.own else ''}" for rule in rules]
     rows = [[plain(name), *(percent(numbers.metrics.get(name)) for numbers in rules.values())] for name in DEFINITIONS]
     return Table(["percent", *headings], rows)
+
+
+def cost_texts(report: Report) -> dict[str, str]:
+    """Return what a run costs, as text by its name in `COSTS`; a dash where it is unknown."""
+    return {name: number(value, decimals=COSTS[name].decimals) for name, value in report.costs.items()}
 
 
 def to_csv(table: Table) -> str:
