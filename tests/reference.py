@@ -412,6 +412,55 @@ def acil_recursion(batches: list[tuple[Array, Array]], size: int, ridge: float) 
     return weights
 
 
+def class_means(embeddings: Array, labels: Labels) -> Array:
+    """The mean of each class's rows."""
+    return np.stack([embeddings[labels == label].mean(axis=0) for label in range(labels.max() + 1)])
+
+
+def slda_scores(embeddings: Array, means: Array, covariance: Array, shrinkage: float) -> Array:
+    """SLDA's f' P mu_c - mu_c' P mu_c / 2, where P is the inverse of (1 - shrinkage) S + shrinkage I."""
+    precision = np.linalg.pinv((1 - shrinkage) * covariance + shrinkage * np.eye(len(covariance)))
+    return embeddings @ precision @ means.T - 0.5 * np.einsum("cd,de,ce->c", means, precision, means)
+
+
+def slda_stream(covariance: Array, embeddings: Array, labels: Labels, num_classes: int) -> tuple[Array, Array]:
+    """SLDA's updates, image by image: the means and S, where S starts as given, as that of no image."""
+    means, counts = np.zeros((num_classes, embeddings.shape[1])), np.zeros(num_classes)
+    for number, (image, label) in enumerate(zip(embeddings, labels, strict=True)):
+        apart = image - means[label]
+        covariance = (number * covariance + number / (number + 1) * np.outer(apart, apart)) / (number + 1)
+        means[label] += apart / (counts[label] + 1)
+        counts[label] += 1
+    return means, covariance
+
+
+def fecam_distances(test: Array, embeddings: Array, labels: Labels, power: float = 0.5, common: bool = False) -> Array:
+    """FeCAM's squared Mahalanobis distances (test images, classes), of features that are not negative."""
+
+    def unit(vector: Array) -> Array:
+        return vector / np.linalg.norm(vector)
+
+    def shrunk(covariance: Array) -> Array:
+        eye = np.eye(len(covariance))
+        others = covariance[(1 - eye) * covariance != 0]
+        return covariance + np.diag(covariance).mean() * eye + others.mean() * (1 - eye)
+
+    found = np.zeros((len(test), labels.max() + 1))
+    covariances = [np.cov((embeddings[labels == label] ** power).T) for label in range(found.shape[1])]
+    if common:
+        freedom = np.bincount(labels) - 1
+        covariances = [np.average(covariances, axis=0, weights=freedom)] * len(covariances)
+    for label, covariance in enumerate(covariances):
+        twice = shrunk(shrunk(covariance))
+        deviations = np.sqrt(np.diag(twice))
+        inverse = np.linalg.pinv(twice / np.outer(deviations, deviations))
+        mean = unit(embeddings[labels == label].mean(axis=0) ** power)
+        for row, image in enumerate(test):
+            apart = unit(unit(image) ** power) - mean
+            found[row, label] = apart @ inverse @ apart
+    return found
+
+
 def translated(features: list[Array], old_means: Array) -> list[Array]:
     """FeTrIL's pseudo-features of each old class: those of the new class of the most similar mean, moved to its own."""
     found = []

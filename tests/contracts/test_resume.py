@@ -21,6 +21,8 @@ VARIANTS = {
     "bic, inclearn's loss": ("bic", {"loss": "inclearn"}),
     "gdumb from scratch": ("gdumb", {"pretrain": False}),
     "ranpac without random features": ("ranpac", {"projection": 0}),
+    "ranpac after podnet": ("ranpac", {"first": "podnet"}),
+    "fecam, common covariance": ("fecam", {"covariance": "common"}),
     "fetril on podnet's first stage": ("fetril", {"first": "podnet"}),
     "il2a, published covariances": ("il2a", {"published_covariances": True}),
 }

@@ -30,6 +30,7 @@ HEADS = {  # a method for each kind of head, rule and backbone
     "gdumb": "NormalisedLinearHead",
     "aanet": "LocalSimilarityHead",  # two branches
     "ranpac": "ReadOutHead",
+    "fecam": "MahalanobisHead",
 }
 SHORT = {"podnet": {"balanced_epochs": 1}, "aanet": {"balanced_epochs": 1}, "bic": {"correction_epochs": 1}}
 
@@ -86,7 +87,7 @@ def assert_predicts_alike(model, path, form, images):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["icarl", "podnet", "ranpac"])  # the others are exported to torch
+@pytest.mark.parametrize("method", ["icarl", "podnet", "ranpac", "fecam"])  # the others are exported to torch
 def test_onnx_predicts_as_the_model(method, tmp_path, pixels):
     model = tiny_model(tmp_path, method)
     assert type(model.classifier.network.head).__name__ == HEADS[method]

@@ -26,9 +26,7 @@ PUBLISHED = {  # epochs, learning rate, batch size, weight decay, exemplars per 
     "bic": (250, 0.1, 128, 2e-4, 20, [100, 150, 200]),
     "il2a": (101, 1e-3, 64, 2e-4, 0, [45, 90]),
     "pass": (101, 1e-3, 64, 2e-4, 0, [44, 89]),
-    "ranpac": (160, 0.1, 128, 5e-4, 0, [120, 140]),
-    "acil": (160, 0.1, 128, 5e-4, 0, [120, 140]),
-    "fetril": (160, 0.1, 128, 5e-4, 0, [120, 140]),
+    **dict.fromkeys(("ranpac", "acil", "simplecil", "slda", "fecam", "fetril"), (160, 0.1, 128, 5e-4, 0, [120, 140])),
 }
 
 

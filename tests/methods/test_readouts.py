@@ -231,7 +231,7 @@ def test_impossible_options_are_refused():
 
 def test_infinite_embeddings_are_reported():
     with pytest.raises(DivergedError):
-        Sums.of(grown(), torch.full((1, DIM), torch.inf, dtype=torch.float64), torch.tensor([0]))
+        RidgeReadOut(1.0).learn(grown(), torch.full((1, DIM), torch.inf), torch.tensor([0]))
 
 
 def test_it_learns_the_toys():
@@ -247,7 +247,7 @@ def test_balanced_classes_count_the_same():
     few = torch.cat([torch.nonzero(labels == label).flatten()[: 2 + label] for label in range(CLASSES)])
     embeddings, labels = embeddings[few], labels[few]
     term = RidgeReadOut(ridge=1.0, balanced=True)
-    weights = term._weights(head, embeddings, labels)
+    weights = term.weights(head, embeddings, labels)
     features, targets = hidden(head, embeddings), reference.one_hot(labels.numpy(), CLASSES)
     counts = np.bincount(labels.numpy())[labels.numpy()]
     expected = reference.ridge_weights(features / np.sqrt(counts)[:, None], targets / np.sqrt(counts)[:, None], 1.0)

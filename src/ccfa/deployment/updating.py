@@ -18,21 +18,20 @@ from ccfa.deployment.card import model_card
 from ccfa.deployment.folder import Images, ModelFolder, State
 from ccfa.deployment.model import RULES, Model
 from ccfa.deployment.scoring import Classifier, calibrate, embed, read
-from ccfa.errors import LockedError, UsageError
+from ccfa.errors import LockedError, UsageError, choose
 from ccfa.evaluation import rule_name
-from ccfa.experiments.experiment import describe, experiment_method, image_size
+from ccfa.experiments.experiment import describe, experiment_method, image_size, schema
 from ccfa.experiments.running import DEFAULTS, acceleration_of
 from ccfa.learning import Learner
 from ccfa.learning.loop import Observer, num_batches, prepare_phase
 from ccfa.learning.state import restore, state_of
-from ccfa.methods import Budget, Method, Phase, with_memory
-from ccfa.methods.readouts import RidgeReadOut
+from ccfa.methods import METHODS, Budget, Method, Phase, with_memory
+from ccfa.methods.frozen import ReadOut
 from ccfa.models import BACKBONES
 from ccfa.models.pretrained import timm_model, untrained
 from ccfa.settings import Experiment, Learning, Running
 
 DEFAULT_METHOD = "ranpac"  # chosen by benchmarks/photos.py; it keeps no photos
-READ_OUTS = ("ranpac", "acil")
 PHOTOS = "./photos"  # the data set of a model's experiment: any folder, whose defaults it takes
 HELD_OUT_SHARE = 4  # of the images that are kept, one in so many more is kept to measure with
 DIGEST_SIZE = 16  # bytes, of a photo
@@ -217,7 +216,7 @@ def _framing(experiment: Experiment, method: Method) -> Framing:
 
 def _learns_more(method: Method) -> bool:
     """Whether more photos of known classes are learned without a new stage."""
-    return any(isinstance(term(), RidgeReadOut) for term in method.terms)
+    return any(isinstance(term(), ReadOut) for term in method.terms)
 
 
 def _new_experiment(asked: Learning) -> Experiment:
@@ -225,10 +224,11 @@ def _new_experiment(asked: Learning) -> Experiment:
     options, method = dict(asked.options), asked.method or DEFAULT_METHOD
     is_timm = (asked.backbone or options.get("backbone", "")).startswith("timm:")
     weights = asked.weights or ("pretrained" if is_timm else "none")
-    if method in READ_OUTS:
+    factory = choose("method", method, METHODS)
+    if "balanced" in schema(factory):
         options.setdefault("balanced", "true")  # folders have classes of any size
-        if weights != "none":
-            options.setdefault("epochs", "0")
+    if _learns_more(factory()) and weights != "none":
+        options.setdefault("epochs", "0")
     return Experiment(
         method,
         ccfa=asked.ccfa,
@@ -418,7 +418,7 @@ def carry_out(plan: Plan, running: Running = DEFAULTS, observer: Observer | None
 def _conclude_more(learner: Learner, plan: Plan) -> None:
     """Add the new photos of known classes to what a read-out has learned, and choose exemplars among them."""
     for term in learner.terms:
-        if isinstance(term, RidgeReadOut):
+        if isinstance(term, ReadOut):
             rows = learner.additional
             term.learn_more(learner.network.head, learner.embeddings(rows), learner.train.labels[rows])
     quota, select = plan.method.memory.quota(plan.stage.num_seen), plan.method.select_exemplars
@@ -542,7 +542,7 @@ def _directions(learner: Learner) -> Tensor | None:
     """The mean direction of each class: of its exemplars, or of all its images if a read-out has added them up."""
     if learner.memory.classes:
         return learner.class_means()
-    sums = [term.directions for term in learner.terms if isinstance(term, RidgeReadOut)]
+    sums = [term.directions for term in learner.terms if isinstance(term, ReadOut)]
     return F.normalize(sums[0]) if sums else None  # elsewhere old classes have moved, and nothing tells where to
 
 

@@ -2,7 +2,7 @@
 
 # The order of these imports is the order in which methods are listed.
 # isort: off
-from ccfa.methods import baselines, ucir, podnet, icarl, bic, gdumb, il2a_pass, readouts, afc, aanet  # noqa: F401
+from ccfa.methods import baselines, ucir, podnet, icarl, bic, gdumb, il2a_pass, readouts, gaussians, afc, aanet  # noqa: F401
 from ccfa.methods import fetril  # noqa: F401
 # isort: on
 

@@ -1,17 +1,23 @@
-"""Methods that freeze the backbone after the first stage: how that stage is trained, and the head that follows it."""
+"""Methods that freeze the backbone after the first stage.
 
+What they share: how the first stage is trained, the head whose classes are computed afterwards, and the term that
+computes them from each image's embedding, seen once.
+"""
+
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn import functional as F
 
 from ccfa.data import Stage
-from ccfa.errors import choose
+from ccfa.errors import DivergedError, UsageError, choose
 from ccfa.losses import cross_entropy
-from ccfa.methods.method import NOTHING, Method, Phase, Recipe, Term, nothing_to_prepare
+from ccfa.methods.method import NOTHING, LearnerView, Method, Phase, Recipe, Step, Term, nothing_to_prepare
 from ccfa.methods.parts import Phases, Steps
 from ccfa.methods.podnet import without_distillation
 from ccfa.models import Head, LinearHead, Network
@@ -118,6 +124,14 @@ class LateHead(Head):
             self.new = nn.Parameter(self.initial(self.trained.num_classes, None).to(self.new))
             self.trained = self.stand_in(self.dim).to(self.new)
 
+    @torch.no_grad()
+    def set_rows(self, rows: Tensor) -> None:
+        """Replace what there is of all classes (classes, ...), and with it the stand-in."""
+        self.finish()
+        old, new = rows.to(self.new).split([len(self.old), len(self.new)])
+        self.old.copy_(old)
+        self.new.copy_(new)
+
     def embed(self, embedding: Tensor) -> Tensor:
         """The stand-in's space while there is one, then the embedding itself."""
         return self.trained.embed(embedding) if self.is_trained else embedding
@@ -132,3 +146,83 @@ def trained_network(network: Network) -> Network:
     """The network as the first stage trains it: if another head stands in, that one is its head."""
     head = network.head
     return Network(network.backbone, head.trained) if isinstance(head, LateHead) else network
+
+
+H = TypeVar("H", bound=LateHead)
+
+
+def new_images(learner: LearnerView) -> tuple[Tensor, Tensor]:
+    """The embeddings (N, dim) of the new classes' images, each once under the test transform, and their labels (N,)."""
+    classes = learner.new_classes()
+    labels = [torch.full_like(own, learner.stage.num_old + place) for place, own in enumerate(classes)]
+    return learner.embeddings(torch.cat(classes)), torch.cat(labels)
+
+
+class ReadOut(Term):
+    """No penalty: after a stage it learns each image once, by its embedding, and computes the classes of a late head.
+
+    What it remembers of images are sums, so that the result does not depend on when an image came.
+    """
+
+    kind: ClassVar[type[LateHead]]  # the head whose classes it computes
+    counts: Tensor  # images of each class (classes,)
+    directions: Tensor  # the sum of the directions of their embeddings (classes, dim): where a class lies
+
+    def __init__(self) -> None:
+        super().__init__("read-out")
+        self.register_buffer("counts", torch.empty(0, dtype=torch.float64))
+        self.register_buffer("directions", torch.empty(0))
+
+    def forward(self, step: Step) -> Tensor:
+        return step.features.embedding.new_zeros(())
+
+    @torch.no_grad()
+    def conclude(self, learner: LearnerView) -> None:
+        """Learn the new classes."""
+        self.learn(learner.network.head, *new_images(learner))
+
+    @abstractmethod
+    def learn(self, head: Head, embeddings: Tensor, labels: Tensor) -> None:
+        """Add images to what is remembered, and compute the head's classes."""
+
+    @torch.no_grad()
+    def learn_more(self, head: Head, embeddings: Tensor, labels: Tensor) -> None:
+        """Learn from more images of classes that the head knows, without a new stage.
+
+        The result is the same as if the images had been there in the classes' own stage. A ridge that was chosen stays.
+
+        Args:
+            head: The head of the network, whose classes are computed anew.
+            embeddings: The backbone's embeddings (N, dim) of the images, in evaluation mode under the test transform,
+                as `Learner.embeddings` and `network.backbone(images).embedding` give them.
+            labels: Their classes (N,), int64.
+
+        Example:
+            >>> import ccfa
+            >>> train, test = ccfa.load("digits")
+            >>> learner = ccfa.Learner(ccfa.build_method("ranpac", "digits", epochs=1, projection=100), train)
+            >>> learner.learn(ccfa.split(10, 5, 5)[0])
+            >>> more = train.rows(0, 2)
+            >>> learner.terms[0].learn_more(learner.network.head, learner.embeddings(more), train.labels[more])
+        """
+        require_head(head, self.kind)
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < head.num_classes:
+            raise UsageError(f"More images must be of the {head.num_classes} classes that were learned, got {labels}.")
+        self.learn(head, embeddings, labels)
+
+    def count(self, num_classes: int, embeddings: Tensor, labels: Tensor) -> None:
+        """Count the images of each class, and add up their directions."""
+        if not embeddings.isfinite().all():
+            raise DivergedError("The backbone's embeddings are not finite. Try a smaller learning rate.")
+        self.counts = F.pad(self.counts, (0, num_classes - len(self.counts)))
+        self.counts += labels.bincount(minlength=num_classes)
+        known = self.directions.view(-1, embeddings.shape[1])
+        self.directions = F.pad(known, (0, 0, 0, num_classes - len(known)))
+        self.directions.index_add_(0, labels, F.normalize(embeddings).to(self.directions))
+
+
+def require_head(head: Head, kind: type[H]) -> H:
+    """The head, if it is of the kind whose classes a read-out computes."""
+    if isinstance(head, kind):
+        return head
+    raise UsageError(f"A read-out sets the rows of a {kind.__name__}; this method has a {type(head).__name__}.")

@@ -15,9 +15,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from ccfa.errors import DivergedError, UsageError
-from ccfa.methods.frozen import First, LateHead, first_stage, frozen_after
-from ccfa.methods.method import LearnerView, Method, Recipe, Step, Term, register_method
+from ccfa.errors import UsageError
+from ccfa.methods.frozen import First, LateHead, ReadOut, first_stage, frozen_after, new_images, require_head
+from ccfa.methods.method import LearnerView, Method, Recipe, register_method
 from ccfa.models import Head, LinearHead
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))  # RanPAC's candidates
@@ -107,14 +107,6 @@ class ReadOutHead(LateHead):
         """h(f) . row_c."""
         return F.linear(self.hidden(features), self.weights)
 
-    @torch.no_grad()
-    def set_rows(self, rows: Tensor) -> None:
-        """Replace the rows of all classes (classes, random features), and with them the stand-in."""
-        self.finish()
-        old, new = rows.to(self.new).split([len(self.old), len(self.new)])
-        self.old.copy_(old)
-        self.new.copy_(new)
-
 
 @dataclass(frozen=True)
 class Sums:
@@ -126,8 +118,6 @@ class Sums:
     @classmethod
     def of(cls, head: ReadOutHead, embeddings: Tensor, labels: Tensor, weights: Tensor | None = None) -> "Sums":
         """The sums over images, given by their embeddings (N, dim), labels (N,) and weights (N,)."""
-        if not embeddings.isfinite().all():
-            raise DivergedError("The backbone's embeddings are not finite. Try a smaller learning rate.")
         size = head.new.shape[1]
         gram = torch.zeros(size, size, dtype=torch.float64, device=embeddings.device)
         products = torch.zeros(size, head.num_classes, dtype=torch.float64, device=embeddings.device)
@@ -180,49 +170,41 @@ def chosen_ridge_of_few(
     return min(sorted({max(ridge, least) for ridge in RIDGES}), key=error)
 
 
-class RidgeReadOut(Term):
-    """No penalty: it keeps G and Q, and sets the head's rows to the solution of (G + ridge I) rows' = Q.
+class RidgeReadOut(ReadOut):
+    """It keeps G and Q, and sets the head's rows to the solution of (G + ridge I) rows' = Q.
 
     With `balanced`, an image counts as one over the number of its class's images, so that a class of few images is
     not drowned by the others.
     """
 
+    kind = ReadOutHead
     gram: Tensor
     products: Tensor
-    counts: Tensor  # images of each class (classes,)
-    directions: Tensor  # the sum of the directions of their embeddings (classes, dim): where a class lies
     ridge: Tensor  # the last one in use; 0 before the first stage
 
     def __init__(self, ridge: float | None, balanced: bool = False) -> None:
-        super().__init__("read-out")
+        super().__init__()
         self.fixed_ridge = ridge
         self.balanced = balanced
         self.register_buffer("gram", torch.empty(0, dtype=torch.float64))
         self.register_buffer("products", torch.empty(0, dtype=torch.float64))
-        self.register_buffer("counts", torch.empty(0, dtype=torch.float64))
-        self.register_buffer("directions", torch.empty(0))
         self.register_buffer("ridge", torch.zeros((), dtype=torch.float64))
-
-    def forward(self, step: Step) -> Tensor:
-        return step.features.embedding.new_zeros(())
 
     @torch.no_grad()
     def conclude(self, learner: LearnerView) -> None:
-        """Add the new classes' images, each once under the test transform, choose the ridge and solve."""
-        head, classes = require_read_out(learner.network.head), learner.new_classes()
-        rows = torch.cat(classes)
-        labels = torch.cat([torch.full_like(own, learner.stage.num_old + place) for place, own in enumerate(classes)])
-        order = torch.randperm(len(rows), generator=learner.generator("read-out"), device=rows.device)
-        embeddings, labels = learner.embeddings(rows)[order], labels[order]
-        num_fitted, weights = int(FITTED * len(rows)), self._weights(head, embeddings, labels)
+        """Add the new classes' images, choose the ridge and solve."""
+        head, (embeddings, labels) = require_head(learner.network.head, ReadOutHead), new_images(learner)
+        order = torch.randperm(len(labels), generator=learner.generator("read-out"), device=labels.device)
+        embeddings, labels = embeddings[order], labels[order]
+        num_fitted, weights = int(FITTED * len(labels)), self.weights(head, embeddings, labels)
         parts = (slice(num_fitted), slice(num_fitted, None))
         fitted, held_out = (
             Sums.of(head, embeddings[part], labels[part], None if weights is None else weights[part]) for part in parts
         )
-        smallest = min(len(own) for own in classes)
+        sizes = [len(own) for own in learner.new_classes()]
         if self.fixed_ridge is not None:
             self.ridge.fill_(self.fixed_ridge)
-        elif len(classes) > 1 and smallest >= FEW:  # with one class, or a few images, held-out ones tell nothing
+        elif len(sizes) > 1 and min(sizes) >= FEW:  # with one class, or a few images, held-out ones tell nothing
             few = num_fitted < head.new.shape[1]
             chosen = (
                 chosen_ridge_of_few(head, embeddings, labels, num_fitted, weights)
@@ -232,43 +214,19 @@ class RidgeReadOut(Term):
             self.ridge.fill_(chosen)
         elif not self.ridge:
             self.ridge.fill_(float((fitted.gram + held_out.gram).trace()) / len(fitted.gram))
-        self._learn(head, fitted, held_out)
+        self._solve(head, fitted, held_out)
 
-    def _weights(self, head: ReadOutHead, embeddings: Tensor, labels: Tensor) -> Tensor | None:
-        """The weight of each image, or None if all are 1; the images are counted, and their directions added up."""
-        self.counts = F.pad(self.counts, (0, head.num_classes - len(self.counts)))
-        self.counts += labels.bincount(minlength=head.num_classes)
-        known = self.directions.view(-1, embeddings.shape[1])
-        self.directions = F.pad(known, (0, 0, 0, head.num_classes - len(known)))
-        self.directions.index_add_(0, labels, F.normalize(embeddings).to(self.directions))
+    def learn(self, head: Head, embeddings: Tensor, labels: Tensor) -> None:
+        """Add images and solve; the ridge stays."""
+        known = require_head(head, ReadOutHead)
+        self._solve(known, Sums.of(known, embeddings, labels, self.weights(known, embeddings, labels)))
+
+    def weights(self, head: ReadOutHead, embeddings: Tensor, labels: Tensor) -> Tensor | None:
+        """The weight of each image, which is counted now, or None if all are 1."""
+        self.count(head.num_classes, embeddings, labels)
         return 1 / self.counts[labels] if self.balanced else None
 
-    @torch.no_grad()
-    def learn_more(self, head: Head, embeddings: Tensor, labels: Tensor) -> None:
-        """Learn from more images of classes that the head knows, without a new stage; the ridge stays.
-
-        The result is the same as if the images had been there in the classes' own stage, with this ridge.
-
-        Args:
-            head: The head of the network, whose rows are set anew.
-            embeddings: The backbone's embeddings (N, dim) of the images, in evaluation mode under the test transform,
-                as `Learner.embeddings` and `network.backbone(images).embedding` give them.
-            labels: Their classes (N,), int64.
-
-        Example:
-            >>> import ccfa
-            >>> train, test = ccfa.load("digits")
-            >>> learner = ccfa.Learner(ccfa.build_method("ranpac", "digits", epochs=1, projection=100), train)
-            >>> learner.learn(ccfa.split(10, 5, 5)[0])
-            >>> more = train.rows(0, 2)
-            >>> learner.terms[0].learn_more(learner.network.head, learner.embeddings(more), train.labels[more])
-        """
-        known = require_read_out(head)
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < head.num_classes:
-            raise UsageError(f"More images must be of the {head.num_classes} classes that were learned, got {labels}.")
-        self._learn(known, Sums.of(known, embeddings, labels, self._weights(known, embeddings, labels)))
-
-    def _learn(self, head: ReadOutHead, *parts: Sums) -> None:
+    def _solve(self, head: ReadOutHead, *parts: Sums) -> None:
         """Add to G and Q, with columns for classes that are new, and solve."""
         if not len(self.gram):
             self.gram, self.products = (torch.zeros_like(sums) for sums in (parts[0].gram, parts[0].products))
@@ -277,9 +235,3 @@ class RidgeReadOut(Term):
             self.gram += part.gram
             self.products += part.products
         head.set_rows(Sums(self.gram, self.products).solved(float(self.ridge)))
-
-
-def require_read_out(head: Head) -> ReadOutHead:
-    if isinstance(head, ReadOutHead):
-        return head
-    raise UsageError(f"A read-out sets the rows of a ReadOutHead; this method has a {type(head).__name__}.")
