@@ -7,6 +7,7 @@ import torch
 
 import reference
 from ccfa.data import Transforms
+from ccfa.deployment.updating import is_frozen
 from ccfa.errors import UsageError
 from ccfa.experiments.first_stage import first_stage_key
 from ccfa.learning import Learner
@@ -144,3 +145,8 @@ def test_ccfa_alone_makes_old_features():
 def test_terms_need_images():
     with pytest.raises(UsageError, match="use_terms"):
         Phase("main", 1, 0.1, samples=real_samples)
+
+
+def test_a_model_may_keep_embeddings():
+    assert is_frozen(tiny("fetril"), STAGES[0])
+    assert not is_frozen(tiny("finetune"), STAGES[0])

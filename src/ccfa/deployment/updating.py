@@ -535,8 +535,9 @@ def new_state(
 
 
 def is_frozen(method: Method, stage: Stage) -> bool:
-    """Whether the method trains nothing in the stages after this one, so that embeddings never change."""
-    return not any(phase.epochs for phase in method.phases(Stage(stage.index + 1, stage.num_seen, stage.num_seen + 1)))
+    """Whether the method leaves the backbone alone in the stages after this one, so that embeddings never change."""
+    later = method.phases(Stage(stage.index + 1, stage.num_seen, stage.num_seen + 1))
+    return not any(phase.epochs and phase.samples is None for phase in later)
 
 
 def _directions(learner: Learner) -> Tensor | None:
