@@ -7,6 +7,10 @@ import pytest
 import torch
 
 import ccfa
+import imagenet_folder
+from ccfa.data import Framing
+from ccfa.data.imagenet import find_photos
+from ccfa.data.prepared import Preparation
 from ccfa.deployment.runs import model_of_run
 from ccfa.errors import DataError, ModelError, UsageError
 from ccfa.settings import Running
@@ -106,6 +110,16 @@ def test_run_becomes_a_model(run, tmp_path):
     assert np.mean(np.array(predicted) == test.labels.numpy()) == report.rules["nearest_mean"].overall[-1]
     with pytest.raises(UsageError, match="already"):
         model_of_run(run.path, tmp_path / "model")
+
+
+def test_run_on_listed_classes_becomes_a_model_with_its_transforms(tmp_path):
+    data, running = f"imagenet:{imagenet_folder.write_photos(tmp_path)}", Running(device="cpu", data_dir=tmp_path)
+    Preparation(find_photos(data, tmp_path), tmp_path / "prepared-ten", imagenet_folder.SIZE).run()
+    experiment = ccfa.Experiment("finetune", data=data, scenario="10", options={"epochs": 0, "backbone": "small"})
+    model = model_of_run(ccfa.run(experiment, tmp_path / "run", running).path, tmp_path / "model", running)
+    assert model.framing == Framing(imagenet_folder.SIZE)
+    assert model.method.transforms.centre == model.classifier.transforms.centre == 224 / 256
+    assert str(tmp_path) not in str(model.config)
 
 
 def test_run_becomes_a_model_that_learns_more(run, tmp_path):

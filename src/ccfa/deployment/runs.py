@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from ccfa.data import DATASETS, Framing
+from ccfa.data.registry import FAMILIES
 from ccfa.deployment.folder import ModelFolder
 from ccfa.deployment.model import RULES, Model
 from ccfa.deployment.updating import DIGEST_SIZE, PHOTOS, new_state, now
@@ -54,9 +55,11 @@ def model_of_run(run: Path | str, out: Path | str, running: Running = DEFAULTS) 
         raise ModelError(f"{run} has no checkpoint of its last stage, from which a model could be made.")
     restore(learner, stored.tensors, stored.state["learner"])
     experiment = resolved.experiment
-    framing = Framing(height)
-    if experiment.data not in DATASETS:
-        experiment = replace(experiment, data=PHOTOS)  # a folder, whose place is nobody's business
+    framing, (kind, _, file) = Framing(height), experiment.data.partition(":")
+    if kind in FAMILIES:  # the place of a file or of a folder is nobody's business
+        experiment = replace(experiment, data=f"{kind}:{Path(file).name}")
+    elif experiment.data not in DATASETS:
+        experiment = replace(experiment, data=PHOTOS)
         framing = framing_of(experiment, resolved.method)
     report, names = directory.report(), resolved.train.class_names
     counts = resolved.train.labels.bincount(minlength=len(names)).tolist()
