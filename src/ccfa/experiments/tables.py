@@ -194,7 +194,7 @@ def setting_of(experiment: Mapping[str, Any]) -> Setting | None:
     scenario = given.scenario or data_set(given.data).default_scenario(num_classes)
     first, *later = (stage.num_new for stage in parse_scenario(scenario, num_classes))
     if len(set(later)) == 1:  # B50-inc10 for 50,10,10,10,10,10 as well
-        scenario = f"B{first}-inc{later[0]}"
+        scenario = f"B{0 if first == later[0] else first}-inc{later[0]}"
     per_class = memory.per_class or None
     return Setting(given.data, scenario, given.method, given.ccfa, per_class, given.mix, options, memory.total)
 
@@ -230,15 +230,16 @@ def _tables(file: str) -> dict[str, Table]:
 def _cell(word: str, row: Mapping[str, Any]) -> Cell | None:
     if word == "-":
         return None
+    total = row.get("memory_total") if row.get("memory", 1) else None
     setting = Setting(
         row.get("data", "cifar100"),
         row.get("scenario", "B50-inc1"),
         row["method"],
         row.get("ccfa", False),
-        None if "memory_total" in row else row.get("memory", 20) or None,
+        None if total is not None else row.get("memory", 20) or None,
         row.get("mix"),
         tuple(sorted(row.get("options", {}).items())),
-        row.get("memory_total"),
+        total,
     )
     value, _, deviation = word.removesuffix("c").partition("±")
     return Cell(

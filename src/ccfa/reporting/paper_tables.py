@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as Screen
 
 from ccfa.errors import DataError, Stopped, UsageError, unknown
+from ccfa.evaluation.report import SIZES
 from ccfa.experiments.tables import (
     FURTHER,
     ORDERS,
@@ -276,7 +277,13 @@ def _further_rows(table: Table, results: Sequence[Result]) -> Iterator[list[str]
             ours = measured(cell, results)
             above = _difference(ours.mean, best_of_paper(cell.setting.data, cell.setting.scenario)) if ours else ""
             published, value, difference, *rest = _page_cell(cell, results)
-            yield [label, column, published, value, difference.strip("*"), above, *rest]
+            yield [label, column, published, value, difference.strip("*"), above, _kept(ours), *rest]
+
+
+def _kept(ours: Measured | None) -> str:
+    """The megabytes of a model: parameters, what else is remembered, and exemplars; nothing if a report lacks them."""
+    totals = [sum(result.report.costs[size] for size in SIZES) for result in ours.results] if ours else [math.nan]
+    return "" if math.isnan(max(totals)) else f"{max(totals):.1f}"
 
 
 def _is_close(cell: Cell, ours: Measured) -> bool:
