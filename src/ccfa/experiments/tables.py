@@ -34,8 +34,8 @@ SEED = 1
 CIFAR100 = "cifar100"  # the only data set of the paper that can be downloaded
 SIZES = {CIFAR100: (100, 500), "imagenet100": (100, 1300), "imagenet1000": (1000, 1281)}  # classes, images per class
 STEPS_PER_SECOND = 745.0  # of PODNet with ResNet-32, over eight runs that share one H200
-# Roughly how much longer a step of other methods takes; GeoDL's, which is not captured, is estimated.
-SLOWER = {"aanet": 2.0, "il2a": 8.7, "geodl": 10.0}
+# Roughly how much longer a step of other methods takes; GeoDL's, which is not captured, and DER's are estimated.
+SLOWER = {"aanet": 2.0, "il2a": 8.7, "geodl": 10.0, "der": 10.0}
 DECIMALS = 6  # of stored accuracies
 PAPERS: dict[str, str] = {
     "ucir": "Hou et al., CVPR 2019",
@@ -56,6 +56,10 @@ PAPERS: dict[str, str] = {
     "pass": "Zhu et al., CVPR 2021",
     "ranpac": "McDonnell et al., NeurIPS 2023",
     "acil": "Zhuang et al., NeurIPS 2022",
+    "simplecil": "Zhou et al., IJCV 2024",
+    "slda": "Hayes and Kanan, CVPRW 2020",
+    "fecam": "Goswami et al., NeurIPS 2023",
+    "fetril": "Petit et al., WACV 2023",
 }
 
 
