@@ -201,6 +201,8 @@ def phases_of(method: Method) -> set[tuple[int, str]]:
         ("podnet", {"nca": "paper", "pod": "paper"}),
         ("afc", {"discrepancy": "paper"}),
         ("aanet", {"learn_blend": True}),
+        ("replay", {"policy": "autoaugment", "cutout": 4}),
+        ("finetune", {"policy": "trivial"}),
     ],
 )
 def test_variants_have_static_shapes(name, options):
