@@ -203,6 +203,8 @@ def phases_of(method: Method) -> set[tuple[int, str]]:
         ("afc", {"discrepancy": "paper"}),
         ("aanet", {"learn_blend": True}),
         ("wa", {"nonnegative": True}),
+        ("replay", {"policy": "autoaugment", "cutout": 4}),
+        ("finetune", {"policy": "trivial"}),
     ],
 )
 def test_variants_have_static_shapes(name, options):

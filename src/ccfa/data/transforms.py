@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ccfa.errors import UsageError
+from ccfa.data.policies import POLICIES, cut_out, draw_operations, operated
+from ccfa.errors import UsageError, choose
 
 Fused = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
 """Turns a function of tensors into a faster one."""
@@ -24,6 +25,9 @@ class Draws(NamedTuple):
     offsets: Tensor | None = None  # [B, 2]: of the crop's window, every one equally likely; [B, 4] of a resized window
     flips: Tensor | None = None  # bool [B]: with probability 1/2
     factors: Tensor | None = None  # [B]: of brightness, uniform in [1 - strength, 1 + strength]
+    operations: Tensor | None = None  # [B, operations]: numbers of a policy's operations
+    magnitudes: Tensor | None = None  # [B, operations]
+    centres: Tensor | None = None  # [B, 2]: of the squares that are cut out, row and column
 
 
 def crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
@@ -123,6 +127,9 @@ class Transforms:
         scale: The range of the share of a square image that a random window covers, instead of a padded crop. The
             window is resized to the size of test images (see `draw_boxes`).
         centre: The share of the image's side that test images keep: the square in the middle.
+        policy: `autoaugment` (the policy for CIFAR-10) or `trivial` (TrivialAugment, wide), after the above; see
+            `ccfa.data.policies`.
+        cutout: The side, in pixels, of a square of each normalised image that is set to 0.
     """
 
     mean: tuple[float, ...]
@@ -132,6 +139,8 @@ class Transforms:
     brightness: float = 0.0
     scale: tuple[float, float] | None = None
     centre: float = 1.0
+    policy: str | None = None
+    cutout: int = 0
 
     def __post_init__(self) -> None:
         sound = all(math.isfinite(mean) for mean in self.mean) and all(0 < std < math.inf for std in self.std)
@@ -149,12 +158,17 @@ class Transforms:
             raise UsageError(
                 f"The centre must be above 0 and at most 1, and below 1 with a scale only, got {self.centre}."
             )
+        if self.policy is not None:
+            choose("policy", self.policy, POLICIES)
+        if self.cutout < 0:
+            raise UsageError(f"The side of the square to cut out must be 0 pixels or more, got {self.cutout}.")
 
-    def draw(self, num: int, generator: torch.Generator, side: int = 0) -> Draws:
-        """Draw the random numbers for a batch; those of resized windows need the side of the images."""
-        offsets = flips = factors = None
+    def draw(self, num: int, generator: torch.Generator, height: int = 0, width: int = 0) -> Draws:
+        """Draw the random numbers for a batch; some need the size of the images."""
+        offsets = flips = factors = operations = magnitudes = centres = None
         if self.scale:
-            offsets = draw_boxes(num, side, self.scale, generator)
+            offsets = draw_boxes(num, width, self.scale, generator)
+            height = width = self._size(width)
         if self.padding:
             offsets = torch.randint(2 * self.padding + 1, (num, 2), generator=generator, device=generator.device)
         if self.flip:
@@ -162,30 +176,40 @@ class Transforms:
         if self.brightness:
             uniform = torch.rand(num, generator=generator, device=generator.device)
             factors = 1 + self.brightness * (2 * uniform - 1)
-        return Draws(offsets, flips, factors)
+        if self.policy:
+            operations, magnitudes = draw_operations(self.policy, num, height, width, generator)
+        if self.cutout:
+            sides = [
+                torch.randint(side, (num,), generator=generator, device=generator.device) for side in (height, width)
+            ]
+            centres = torch.stack(sides, dim=1)
+        return Draws(offsets, flips, factors, operations, magnitudes, centres)
 
     def drawn(self, images: Tensor, draws: Draws) -> Tensor:
-        """Crop, flip and brighten the images by the numbers drawn, then normalise."""
+        """Crop, flip, brighten and so on by the numbers drawn, then normalise and cut out."""
         if draws.offsets is not None:
             if self.scale:
-                images = resized_crop(images, draws.offsets, self._size(images))
+                images = resized_crop(images, draws.offsets, self._size(images.shape[3]))
             else:
                 images = crop(images, self.padding, draws.offsets)
         if draws.flips is not None:
             images = flip(images, draws.flips)
         if draws.factors is not None:
             images = brighten(images, draws.factors)
-        return normalise(images, self.mean, self.std)
+        if draws.operations is not None and draws.magnitudes is not None:
+            images = operated(images, draws.operations, draws.magnitudes)
+        images = normalise(images, self.mean, self.std)
+        return images if draws.centres is None else cut_out(images, draws.centres, self.cutout)
 
     def train(self, images: Tensor, generator: torch.Generator, fused: Fused = lambda function: function) -> Tensor:
         """Return images to learn from; `fused` may turn the work after the draws into few kernels."""
-        return fused(self.drawn)(images, self.draw(len(images), generator, images.shape[3]))
+        return fused(self.drawn)(images, self.draw(len(images), generator, *images.shape[2:]))
 
     def test(self, images: Tensor) -> Tensor:
         """Return images to predict: their centre, normalised."""
         if self.centre < 1:
-            images = centre_crop(images, self._size(images))
+            images = centre_crop(images, self._size(images.shape[3]))
         return normalise(images, self.mean, self.std)
 
-    def _size(self, images: Tensor) -> int:
-        return max(1, round(self.centre * images.shape[3]))
+    def _size(self, side: int) -> int:
+        return max(1, round(self.centre * side))

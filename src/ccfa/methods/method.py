@@ -5,7 +5,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol, get_type_hints
+from typing import Any, ClassVar, Literal, Protocol, get_type_hints
 
 import torch
 from torch import Generator, Tensor, nn, optim
@@ -340,6 +340,8 @@ class Recipe:
         batch_size: Images per batch.
         lr: The learning rate at the start.
         weight_decay: The weight decay.
+        policy: A policy of image augmentation for the transforms; None leaves them as they are.
+        cutout: The side of a square that the transforms cut out of each image; 0 leaves them as they are.
 
     Example:
         >>> from ccfa.methods.parts import cosine
@@ -354,6 +356,12 @@ class Recipe:
     batch_size: int = 128
     lr: float = 0.1
     weight_decay: float = 5e-4
+    policy: Literal["autoaugment", "trivial"] | None = None
+    cutout: int = 0
+
+    def __post_init__(self) -> None:
+        if given := {name: value for name in ("policy", "cutout") if (value := getattr(self, name))}:
+            object.__setattr__(self, "transforms", replace(self.transforms, **given))
 
     @property
     def builder(self) -> BackboneBuilder:
