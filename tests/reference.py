@@ -542,3 +542,20 @@ def der_auxiliary(features: Array, labels: Labels, weights: Array, num_old: int)
         logits = np.array([float(row @ feature) for row in weights])
         losses.append(float(np.log(np.exp(logits).sum()) - logits[target]))
     return sum(losses) / len(losses)
+
+
+def effective_number_weights(counts: list[int], beta: float) -> Array:
+    """FOSTER's weights of classes: the inverse of the effective number of images, with a mean of 1."""
+    weights = np.array([(1 - beta) / (1 - beta**count) for count in counts])
+    return weights / weights.sum() * len(counts)
+
+
+def balanced_distillation(teacher: Array, student: Array, weights: Array, temperature: float) -> float:
+    """FOSTER's compression: cross-entropy to the teacher's softened probabilities, weighted by class."""
+    losses = []
+    for taught, own in zip(teacher, student, strict=True):
+        targets = np.exp(taught / temperature) * weights
+        targets = targets / targets.sum()
+        scaled = own / temperature
+        losses.append(-float((targets * (scaled - np.log(np.exp(scaled).sum()))).sum()))
+    return sum(losses) / len(losses)

@@ -245,7 +245,7 @@ def test_a_folder_of_photos_is_learned_end_to_end(call, tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_on_digits(call, method):
-    wanted = {"epochs", "balanced_epochs", "correction_epochs"}
+    wanted = {"epochs", "balanced_epochs", "correction_epochs", "boosting_epochs", "compression_epochs"}
     changes = [f"{name}=1" for name in schema(METHODS[method]) if name in wanted]
     code, out, _ = call("run", method, "--scenario", "5,5", "--set", *changes, "--out", "run")
     assert code == 0

@@ -196,6 +196,22 @@ def softened_cross_entropy(previous: Tensor, current: Tensor, temperature: float
     return -(targets * (current / temperature).log_softmax(dim=1)).sum(dim=1).mean()
 
 
+def balanced_distillation(teacher: Tensor, student: Tensor, weights: Tensor, temperature: float) -> Tensor:
+    """FOSTER's: the same over all classes, where the teacher's probabilities are multiplied by weights of the classes.
+
+    They are divided by their sum again.
+    """
+    targets = weights * (teacher / temperature).softmax(dim=1)
+    targets = targets / targets.sum(dim=1, keepdim=True)
+    return -(targets * (student / temperature).log_softmax(dim=1)).sum(dim=1).mean()
+
+
+def effective_number_weights(counts: Tensor, beta: float) -> Tensor:
+    """Weights of classes with n images, (1 - beta) / (1 - beta^n), scaled to a mean of 1 (Cui et al., CVPR 2019)."""
+    weights = (1 - beta) / (1 - beta**counts)
+    return weights / weights.mean()
+
+
 def softened_sigmoids(previous: Tensor, current: Tensor, temperature: float) -> Tensor:
     """inclearn's for BiC: binary cross-entropy of sigmoid(o/T) to sigmoid(o'/T), averaged over rows and old classes."""
     return F.binary_cross_entropy_with_logits(current / temperature, (previous / temperature).sigmoid())

@@ -30,6 +30,7 @@ HEADS = {  # a method for each kind of head, rule and backbone
     "gdumb": "NormalisedLinearHead",
     "aanet": "LocalSimilarityHead",  # two branches
     "der": "WideningHead",  # a branch per stage
+    "foster": "BoostedHead",  # a single branch is left
     "ranpac": "ReadOutHead",
     "fecam": "MahalanobisHead",
 }
@@ -38,6 +39,7 @@ SHORT = {
     "aanet": {"balanced_epochs": 1},
     "bic": {"correction_epochs": 1},
     "der": {"warmup_epochs": 1, "balanced_epochs": 1},
+    "foster": {"boosting_epochs": 1, "compression_epochs": 1},
 }
 
 

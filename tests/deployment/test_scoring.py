@@ -17,7 +17,7 @@ from ccfa.evaluation import rule_name
 from toys import learned, tiny, toy_images
 
 
-@pytest.mark.parametrize("name", ["finetune", "podnet", "ucir", "icarl", "bic", "aanet", "der", "il2a"])
+@pytest.mark.parametrize("name", ["finetune", "podnet", "ucir", "icarl", "bic", "aanet", "der", "foster", "il2a"])
 def test_classifier_agrees_with_the_learner(name):
     learner = learned(tiny(name))
     nearest = rule_name(learner.method.predict) == "nearest_mean"

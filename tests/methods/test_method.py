@@ -29,6 +29,7 @@ PUBLISHED = {  # epochs, learning rate, batch size, weight decay, exemplars per 
     "lwf": (200, 0.1, 128, 5e-4, 0, [60, 120, 160]),
     "ewc": (200, 0.1, 128, 5e-4, 0, [60, 120, 170]),
     "der": (160, 0.1, 128, 5e-4, 20, [100, 120]),
+    "foster": (200, 0.1, 128, 5e-4, 20, []),
     "il2a": (101, 1e-3, 64, 2e-4, 0, [45, 90]),
     "pass": (101, 1e-3, 64, 2e-4, 0, [44, 89]),
     **dict.fromkeys(("ranpac", "acil", "simplecil", "slda", "fecam", "fetril"), (160, 0.1, 128, 5e-4, 0, [120, 140])),

@@ -25,6 +25,7 @@ FOLDER_METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "icarl": {"lr": 0.5},
     "bic": {"correction_epochs": 80},
     "der": {"warmup_epochs": 3, "balanced_epochs": 20},
+    "foster": {"boosting_epochs": 40, "compression_epochs": 30},
     "gdumb": {"epochs": 32, "batch_size": 16},
     "acil": {"projection": 2000},  # 8192 would make checkpoints of 540 MB
 }

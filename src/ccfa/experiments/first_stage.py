@@ -67,6 +67,7 @@ def learn_first_stage(
         weights = _stored_weights(path)
         learner.interrupted.clear()  # another run has finished what was begun here
         learner.network.head.drop_auxiliary()
+        learner.method.reduce_network(learner.network)
         take_over(trained_network(learner.network), weights)
     learner.conclude()
     on_learned()
@@ -99,6 +100,7 @@ def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torc
                 method.phases(stage),
                 first.prepare,
                 method.shape_network,
+                method.reduce_network,
                 method.auxiliary_classes(stage),
                 method.classification_weight(stage),
                 # Feature augmentations that need an old head do nothing in the first stage.

@@ -52,6 +52,7 @@ PAPERS: dict[str, str] = {
     "ewc": "Kirkpatrick et al., PNAS 2017",
     "gdumb": "Prabhu et al., ECCV 2020",
     "der": "Yan et al., CVPR 2021, without pruning",
+    "foster": "Wang et al., ECCV 2022",
     "il2a": "Zhu et al., NeurIPS 2021",
     "pass": "Zhu et al., CVPR 2021",
     "ranpac": "McDonnell et al., NeurIPS 2023",

@@ -165,6 +165,7 @@ class Learner:
         for index, phase in list(enumerate(self.method.phases(self.stage)))[first:]:
             optimise(self, phase, index)
         self.network.head.drop_auxiliary()
+        self.method.reduce_network(self.network)
 
     def conclude(self) -> None:
         """Let the terms remember, choose exemplars, and keep the network as the next stage's `previous`."""

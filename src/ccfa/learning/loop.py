@@ -143,6 +143,7 @@ def set_learning_rate(optimiser: optim.Optimizer, phase: Phase, epoch: int) -> f
 
 def set_modes(network: Network, phase: Phase) -> None:
     """Set training mode, with batch norm as the phase wants it."""
+    phase.enter(network)
     network.train()
     network.backbone.train(phase.train_batch_norm)
 

@@ -105,7 +105,7 @@ def restore(learner: "Learner", tensors: Tensors, facts: Facts) -> None:
     """Put a new learner where the stored one stood. `learn` with the same stage, or the next, continues from there."""
     stage = Stage(*facts["stage"])
     learner.stage = stage
-    learner.network = _network(learner, stage.index, _part(tensors, "network"))
+    learner.network = _network(learner, stage.index, _part(tensors, "network"), midway=bool(facts["phases"]))
     learner.network.head.num_auxiliary = facts["num_auxiliary"]
     if not facts["phases"]:
         learner.previous = learner.network.frozen_copy()
@@ -124,8 +124,8 @@ def restore(learner: "Learner", tensors: Tensors, facts: Facts) -> None:
     ]
 
 
-def _network(learner: "Learner", stage_index: int, weights: Tensors) -> Network:
-    network = network_of(learner.method, learner.train.images.shape[1], stage_index, weights)
+def _network(learner: "Learner", stage_index: int, weights: Tensors, midway: bool = False) -> Network:
+    network = network_of(learner.method, learner.train.images.shape[1], stage_index, weights, midway)
     return learner.acceleration.place(network, learner.device)
 
 
@@ -137,10 +137,14 @@ def new_network(method: Method, channels: int, seed: int = 0) -> Network:
     return Network(backbone, method.head(backbone.dim))
 
 
-def network_of(method: Method, channels: int, stage_index: int, weights: Mapping[str, Tensor]) -> Network:
-    """The network of a stage from its weights, on the CPU."""
+def network_of(
+    method: Method, channels: int, stage_index: int, weights: Mapping[str, Tensor], midway: bool = False
+) -> Network:
+    """The network after a stage, or midway in it, from its weights, on the CPU."""
     network = new_network(replace(method, backbone=untrained(method.backbone)), channels)
     method.shape_network(network, stage_index)
+    if not midway:
+        method.reduce_network(network)
     take_over(network, weights)
     return network
 

@@ -45,7 +45,7 @@ def step_losses(
         old = previous, processes.whole_features(own_old, num_images) if before else UNREAD
         step = Step(learner.stage, mixed.labels[:, 0], learner.network, features, *old, generator, real, samples)
         penalties = {term.name: processes.penalty(term, step, own, own_old) for term in learner.terms}
-    weight = method.classification_weight(learner.stage) if phase.use_terms else 1.0
+    weight = phase.classification_weight * (method.classification_weight(learner.stage) if phase.use_terms else 1.0)
     losses = {"classification": weight * classification_loss(samples(), head, method.criterion), **penalties}
     losses["loss"] = torch.stack(list(losses.values())).sum()
     return losses

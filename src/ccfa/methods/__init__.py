@@ -19,6 +19,7 @@ from ccfa.methods import (  # noqa: F401
     afc,
     aanet,
     der,
+    foster,
 )
 # isort: on
 

@@ -132,6 +132,10 @@ def nothing_to_prepare(learner: LearnerView) -> None:
     """Keep the network as it is."""
 
 
+def no_change(network: Network) -> None:
+    """Keep the network's structure."""
+
+
 LARGEST = torch.finfo(torch.float32).max  # optimisers hold their rate in that precision
 
 
@@ -154,6 +158,8 @@ class Phase:
     use_terms: bool = True  # False: L_cls alone, with a weight of 1
     samples: SampleSource | None = None  # made once; the head trains on them instead of on the images of `rows`
     prepare: Callable[[LearnerView], None] = nothing_to_prepare  # called before rows and parameters are chosen
+    classification_weight: float = 1.0  # multiplies L_cls
+    enter: Callable[[Network], None] = no_change  # called whenever the phase begins or is continued
     after_epoch: "Phase | None" = None  # run for its own epochs after each epoch of this phase
 
     def __post_init__(self) -> None:
@@ -239,6 +245,7 @@ class Method:
         phases: stage -> its phases, in order.
         prepare: Called once the head has grown, before the first phase.
         shape_network: Gives the network the structure that it has at a stage; called before `prepare`.
+        reduce_network: Takes away what the network needs in training only, after the last phase.
         terms: Functions that make the penalties of L_dist.
         classification_weight: stage -> the weight of L_cls beside the terms.
         auxiliary_classes: stage -> the number of outputs that serve training only.
@@ -269,6 +276,7 @@ class Method:
     phases: Callable[[Stage], tuple[Phase, ...]]
     prepare: Callable[[LearnerView], None] = nothing_to_prepare
     shape_network: Callable[[Network, int], None] = same_shape
+    reduce_network: Callable[[Network], None] = no_change
     terms: tuple[Callable[[], Term], ...] = ()
     classification_weight: Callable[[Stage], float] = always_one
     auxiliary_classes: Callable[[Stage], int] = no_auxiliary_classes

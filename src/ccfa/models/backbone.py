@@ -129,20 +129,28 @@ class ChainBackbone(nn.Module):
 
 
 class Branches(nn.Module):
-    """Backbones side by side: their embeddings one after the other, and the maps of the last, which alone trains."""
+    """Backbones side by side: their embeddings one after the other, and the maps of the active one, which alone trains.
+
+    Branches after the active one do not run; at first the last one is active.
+    """
 
     def __init__(self, branches: Sequence[Backbone]) -> None:
         super().__init__()
         self.branches: Sequence[Backbone] = nn.ModuleList(branches)  # type: ignore[assignment,arg-type]
         self.dim = sum(branch.dim for branch in branches)
-        for branch in branches[:-1]:
+        self.activate(len(branches) - 1)
+
+    def activate(self, place: int) -> None:
+        """Train this branch from now on; its mode is set by `train`."""
+        self.active = place
+        for index, branch in enumerate(self.branches):
             for parameter in branch.parameters():
-                parameter.requires_grad_(False)
+                parameter.requires_grad_(index == place)
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        for branch in self.branches[:-1]:
-            branch.train(False)
+        for index, branch in enumerate(self.branches):
+            branch.train(mode and index == self.active)
         return self
 
     def forward(self, images: Tensor, mixing: MapMixing | None = None) -> Features:
@@ -150,7 +158,7 @@ class Branches(nn.Module):
 
     def joined(self, features_of: Callable[[Backbone], Features]) -> Features:
         """The features of the whole, made of those that a function gives for each branch."""
-        parts = [features_of(branch) for branch in self.branches]
+        parts = [features_of(branch) for branch in self.branches[: self.active + 1]]
         return Features(parts[-1].maps, torch.cat([part.embedding for part in parts], dim=1))
 
 
