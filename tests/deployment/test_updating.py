@@ -21,7 +21,8 @@ from children import started, wait
 from commands import contents
 from pictures import QUICK, SIZE, draw
 
-READ_OUT = Learning(method="ranpac", options={"backbone": "small", "epochs": 3, "projection": 50}, image_size=SIZE)
+SHORT = {"backbone": "small", "epochs": 3}
+READ_OUT = Learning(method="ranpac", options={**SHORT, "projection": 50}, image_size=SIZE)
 
 
 @pytest.fixture
@@ -328,8 +329,9 @@ def test_read_out_measures_old_classes_without_their_photos(place):
     assert model.evaluate(place / "first").accuracy > 0.8
 
 
-def test_read_out_learns_more_photos_alone(place):
-    before = ccfa.learn(place / "model", place / "first", READ_OUT)
+@pytest.mark.parametrize("asked", [READ_OUT, replace(READ_OUT, method="fecam", options=SHORT)], ids=["ranpac", "fecam"])
+def test_read_out_learns_more_photos_alone(place, asked):
+    before = ccfa.learn(place / "model", place / "first", asked)
     more = draw(place / "more", "ab", count=10, seed=3)
     after = ccfa.learn(place / "model", more, Learning(more=True))
     assert after.class_names == before.class_names

@@ -39,9 +39,8 @@ def ranpac(
     """RanPAC: ridge regression on `projection` random features of a frozen backbone; 0 means on the embedding itself.
 
     The backbone is trained in the first stage, through a linear head or as PODNet's (`first`), or taken as it is with
-    `epochs=0`. A `ridge` of None is chosen anew at
-    each stage of several classes with five images or more, by held-out images of that stage. With `balanced`, every
-    class counts the same, however many images it has.
+    `epochs=0`. A `ridge` of None is chosen anew at each stage of several classes with five images or more, by held-out
+    images of that stage. With `balanced`, every class counts the same, however many images it has.
     """
     return _read_out(first_stage(recipe, first, milestones), projection, ridge, balanced)
 
