@@ -199,7 +199,7 @@ _MODEL = Annotated[Positional[Path], arg(metavar="MODEL")]
 
 
 @dataclass(frozen=True)
-class Learn:
+class Learn(_TakesPlugins):
     """Make a model from a folder of photos, or teach an existing model the folder's new classes."""
 
     model: _MODEL
@@ -207,14 +207,22 @@ class Learn:
     folder: Annotated[Positional[Path], arg(metavar="FOLDER")]
     """A folder with one subfolder of photos per class."""
     learning: OmitArgPrefixes[Learning]
-    running: OmitArgPrefixes[Running]
     dry_run: bool = False
     """Say what was found and how long learning would take, and stop there."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    precision: Literal["float32", "tf32", "bf16"] | None = None
+    """The precision of the backbone; by default bf16 on a GPU."""
+    compile: bool = True
+    """On a GPU the backbone is compiled; --no-compile switches that off."""
+    graph: bool = True
+    """On a GPU a step is one CUDA graph; --no-graph switches that off."""
 
     def __call__(self, console: "Console") -> None:
         from ccfa.reporting.models import learn_shown
 
-        learn_shown(self.model, self.folder, self.learning, self.running, console, self.dry_run)
+        running = Running(device=self.device, precision=self.precision, compile=self.compile, graph=self.graph)
+        learn_shown(self.model, self.folder, self.learning, running, console, self.dry_run)
 
 
 @dataclass(frozen=True)

@@ -223,6 +223,12 @@ def test_an_empty_class_folder_is_named(photos):
         load(photos, skip_bad=True)
 
 
+def test_photos_of_one_part_are_asked_for(photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "set" / "train")
+    with pytest.raises(DataError, match=r"Give one of them: .*train"):
+        read_photos(tmp_path / "set", recursive=True)
+
+
 def test_loose_photos_are_listed_or_skipped(photos):
     shutil.copy(photos / "ant" / "0.png", photos / "loose.png")
     with pytest.raises(DataError, match=r"loose\.png is outside"):

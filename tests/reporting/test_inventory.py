@@ -46,7 +46,9 @@ def test_methods_are_listed_with_their_memory():
 def test_traits_follow_from_the_method(monkeypatch):
     head_alone = replace(METHODS["finetune"](), phases=lambda stage: (Phase("main", 1, 0.1, parameters=class_blocks),))
     monkeypatch.setitem(METHODS._added, "head-alone", lambda **options: head_alone)
-    assert traits("head-alone", []) == {**dict.fromkeys(TRAITS, False), "CCFA": True, "frozen": True}
+    expected = {**dict.fromkeys(TRAITS, False), "CCFA": True, "frozen": True, "one class": True}
+    assert traits("head-alone", []) == expected
+    assert [name for name in METHODS if not traits(name, [])["one class"]] == ["lwf", "ewc"]
     for name in {name for name, _ in EVERY_PAIR}:
         assert traits(name, [])["CCFA"] == ((name, "ccfa") not in REFUSED)
         assert traits(name, [])["exemplars"] == (METHODS[name]().memory != NOTHING)

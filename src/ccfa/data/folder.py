@@ -137,6 +137,8 @@ def read_photos(
         >>> photos.findings()[0]
         '2 classes, 2 images: ant 1, bee 1.'
     """
+    if parts := [str(part) for name, part in _parts(Path(root)).items() if name]:
+        raise DataError(f"{root} has a folder for each part of a data set. Give one of them: {' or '.join(parts)}.")
     folders, loose = _class_folders(Path(root))
     files: list[tuple[int, Path]] = []
     ignored: list[Path] = []

@@ -24,6 +24,7 @@ from ccfa.experiments.tables import FURTHER, PAPERS, TABLES, cited_only, read_re
 from ccfa.learning.state import new_network
 from ccfa.methods import METHODS, Method
 from ccfa.methods.method import EVERYTHING, Factory
+from ccfa.methods.parts import SeparateLinearHead
 from ccfa.models import BACKBONES
 from ccfa.models.pretrained import import_timm, untrained
 
@@ -32,6 +33,7 @@ TRAITS = {
     "CCFA": "it keeps an old head to learn from, so CCFA can be added",
     "frozen": "the backbone is trained in the first stage only",
     "pretrained": "with `epochs=0` it uses the backbone as it is given, for example a pretrained one",
+    "one class": "it also learns from a stage of a single class",
     "measured": "results/ has runs of it on CIFAR-100 or ImageNet",
 }
 PACKAGES = ("numpy", "scikit-learn", "safetensors", "tyro", "rich", "pillow", "jinja2")
@@ -65,11 +67,12 @@ def traits(name: str, measured: Collection[str]) -> dict[str, bool]:
     """Return what holds of a method, by the names in `TRAITS`; `measured` names the methods that have results.
 
     >>> traits("podnet", ["podnet"])
-    {'exemplars': True, 'CCFA': True, 'frozen': False, 'pretrained': False, 'measured': True}
+    {'exemplars': True, 'CCFA': True, 'frozen': False, 'pretrained': False, 'one class': True, 'measured': True}
     """
     method = METHODS[name]()
-    values = method.memory.quota(1) > 0, not method.no_old_head, *_leaves_backbone(METHODS[name]), name in measured
-    return dict(zip(TRAITS, values, strict=True))
+    learns_one = not isinstance(method.head(1), SeparateLinearHead)  # whose new classes compete with each other alone
+    values = method.memory.quota(1) > 0, not method.no_old_head, *_leaves_backbone(METHODS[name])
+    return dict(zip(TRAITS, (*values, learns_one, name in measured), strict=True))
 
 
 @cache
