@@ -74,7 +74,7 @@ def load_digits_images() -> tuple[ImageSet, ImageSet]:
         "afc": {"balanced_epochs": 12},
         "aanet": {"balanced_epochs": 12},
         "aanet-afc": {"balanced_epochs": 12},
-        "der": {"warmup_epochs": 2, "balanced_epochs": 12, "balanced_lr": 0.5},
+        "der": {"warmup_epochs": 2, "balanced_epochs": 60, "balanced_lr": 0.5},
         "foster": {"boosting_epochs": 12, "compression_epochs": 12, **_foster_betas(1)},
         "icarl": {"lr": 0.5},
         "bic": {"memory": 2, "correction_epochs": 24},  # one of the two is held out
