@@ -50,6 +50,7 @@ def test_shown_commands_parse(words, monkeypatch):
     for name, verb in VERBS.items():
         monkeypatch.setattr(verb, "__call__", lambda verb, console, name=name: called.append(name))
     monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(cli, "load_plugin", lambda path: None)
     monkeypatch.setattr(sys, "argv", ["ccfa", *words])
     cli.main()
     assert called == [words[0]]

@@ -238,7 +238,7 @@ def autoaugment(height: int, width: int) -> Choices:
     for line in _AUTOAUGMENT.strip().splitlines():
         words = (pair.split() for pair in line.split(","))
         yield tuple(
-            Operation(name, float(probability), float(levels.get(name, nothing)[int(level)]))
+            Operation(name, float(probability), levels.get(name, nothing).tolist()[int(level)])
             for name, probability, level in words
         )
 
