@@ -25,6 +25,7 @@ from ccfa.files import make_folder, write_atomically
 from ccfa.learning.loop import num_batches
 from ccfa.methods import METHODS
 from ccfa.methods.bic import held_out_exemplars, not_a_tenth, num_held_out
+from ccfa.methods.fetril import translated_samples
 from ccfa.methods.method import RowSelector
 from ccfa.methods.parts import balanced_exemplars
 from ccfa.settings import Experiment, Mix
@@ -445,7 +446,9 @@ def steps(setting: Setting) -> int:
             held_out_exemplars: stage.num_seen * num_held_out(exemplars),
         }
         for phase in method.phases(stage):
-            total += phase.epochs * num_batches(rows.get(phase.rows, everything), phase.batch_size)
+            of_all = phase.samples is translated_samples  # as many features of old classes as of new ones
+            num_rows = stage.num_seen * per_class if of_all else rows.get(phase.rows, everything)
+            total += phase.epochs * num_batches(num_rows, phase.batch_size)
     return total
 
 

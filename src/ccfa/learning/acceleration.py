@@ -20,6 +20,7 @@ from ccfa.kernels.graphs import StepFunction, aside, captured
 from ccfa.models import Backbone, Branches, Features, Network
 from ccfa.models.backbone import MapMixing
 
+MAX_VARIANTS = 128  # of a compiled function: a few for each backbone
 RESIDENT_SHARE = 0.5  # of the free memory of a GPU: the rest is for the networks
 Precision = Literal["float32", "tf32", "bf16"]
 T = TypeVar("T")
@@ -81,6 +82,12 @@ class Acceleration:
         """A function of tensors as few kernels, where compilation is on."""
         return _compiled(function) if self.compile else function
 
+    def set_rounding(self) -> None:
+        """Let the GPU round in convolutions and, if asked for, in products. This holds for the whole process."""
+        # Products outside the backbone decide signs, targets and exemplars.
+        torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
+        torch.backends.cudnn.allow_tf32 = self.precision != "float32"
+
     def aside(self, name: str, device: torch.device, compute: Callable[[], T]) -> Callable[[], T]:
         """Compute a value beside the rest of the step, in a captured step as a branch of the graph.
 
@@ -102,10 +109,6 @@ class Acceleration:
     ) -> StepFunction:
         """The step as it will run on many batches of one shape: captured as a graph if it can be."""
         on_gpu = batch[0].is_cuda
-        if on_gpu:
-            # Convolutions may round; products outside the backbone decide signs, targets and exemplars.
-            torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
-            torch.backends.cudnn.allow_tf32 = self.precision != "float32"
         rates_can_change = all(isinstance(group["lr"], Tensor) for group in optimiser.param_groups)
         if self.graph and on_gpu and rates_can_change:
             return captured(step, batch, network, optimiser, generator)
@@ -120,6 +123,8 @@ def _forward(backbone: Backbone, images: Tensor, mixing: MapMixing | None) -> Fe
 @functools.cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function compiled once in a process."""
+    # One function serves the backbones of all runs of a sweep. Beyond the limit it would run as it is, without a word.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_VARIANTS)
     # Kernels that do not depend on each other, such as the casts of all weights, are launched as one.
     return torch.compile(function, dynamic=False, options={"combo_kernels": True})
 

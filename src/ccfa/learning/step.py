@@ -54,7 +54,7 @@ def step_losses(
 def head_losses(learner: "Learner", real: Samples, phase: Phase, generator: Generator) -> dict[str, Tensor]:
     """The losses of a step without images: L_cls on the samples given and on augmented ones."""
     samples = augmented(learner, real, len(real.labels), phase, generator)
-    loss = classification_loss(samples, learner.network.head, learner.method.criterion)
+    loss = phase.classification_weight * classification_loss(samples, learner.network.head, learner.method.criterion)
     return {"classification": loss, "loss": loss}
 
 

@@ -47,7 +47,7 @@ def der(
         use_terms=False,
         prepare=FreshHead("balanced", temperature),
     )
-    first = (warmup, main) if warmup_epochs else (main,)
+    first = tuple(phase for phase in (warmup, main) if phase.epochs)
     return Method(
         name="der",
         transforms=recipe.transforms,

@@ -1,6 +1,7 @@
 """EWC: Kirkpatrick et al., "Overcoming Catastrophic Forgetting in Neural Networks", PNAS 2017."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from ccfa.losses import cross_entropy
 from ccfa.methods.method import LearnerView, Method, Recipe, Step, Term, register_method
 from ccfa.methods.parts import SeparateLinearHead, class_blocks, first_and_later, old_share
-from ccfa.models import Network
+from ccfa.models import LinearHead, Network
 
 
 @register_method("ewc", Recipe("resnet32-pycil", epochs=200))
@@ -27,7 +28,7 @@ def ewc(
 
     Stages after the first train for `later_share` times `epochs`.
     """
-    return Method(
+    method = Method(
         name="ewc",
         transforms=recipe.transforms,
         backbone=recipe.builder,
@@ -36,6 +37,7 @@ def ewc(
         phases=first_and_later(recipe, milestones, later_share, later_milestones, later_weight_decay),
         terms=(partial(ElasticPenalty, lambda_ewc, largest_fisher),),
     )
+    return replace(method, first=replace(method, head=LinearHead))  # without old classes the heads are the same
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:

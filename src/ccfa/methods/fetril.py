@@ -90,7 +90,8 @@ def translated_samples(learner: LearnerView) -> Samples:
     new = [features[labels == label] for label in range(learner.stage.num_old, learner.stage.num_seen)]
     old = translated(new, means.view(-1, features.shape[1]))  # there are none yet in the first stage
     owners = [labels.new_full((len(rows),), label) for label, rows in enumerate(old)]
-    return Samples.of(learner.network.head.embed(torch.cat([features, *old])), torch.cat([labels, *owners]))
+    embed = learner.network.head.embed
+    return Samples.of(torch.cat([embed(features), *map(embed, old)]), torch.cat([labels, *owners]))
 
 
 def _features(learner: LearnerView) -> tuple[Tensor, Tensor]:
