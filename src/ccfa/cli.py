@@ -17,7 +17,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixe
 from ccfa import __version__
 from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line, printable
 from ccfa.plugins import load_plugin
-from ccfa.settings import Experiment, Grid, Learning, Pairs, Running, Wanted
+from ccfa.settings import Computing, Experiment, Grid, Learning, Pairs, Running, Wanted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,7 +88,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Table:
-    """Show the paper's tables with our values beside them, or run what is missing."""
+    """Show tables of the paper and of other published numbers with our values beside them, or run what is missing."""
 
     cells: OmitArgPrefixes[Wanted]
     running: OmitArgPrefixes[Running]
@@ -207,21 +207,14 @@ class Learn(_TakesPlugins):
     folder: Annotated[Positional[Path], arg(metavar="FOLDER")]
     """A folder with one subfolder of photos per class."""
     learning: OmitArgPrefixes[Learning]
+    computing: OmitArgPrefixes[Computing]
     dry_run: bool = False
     """Say what was found and how long learning would take, and stop there."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
-    precision: Literal["float32", "tf32", "bf16"] | None = None
-    """The precision of the backbone; by default bf16 on a GPU."""
-    compile: bool = True
-    """On a GPU the backbone is compiled; --no-compile switches that off."""
-    graph: bool = True
-    """On a GPU a step is one CUDA graph; --no-graph switches that off."""
 
     def __call__(self, console: "Console") -> None:
         from ccfa.reporting.models import learn_shown
 
-        running = Running(device=self.device, precision=self.precision, compile=self.compile, graph=self.graph)
+        running = Running(**vars(self.computing))
         learn_shown(self.model, self.folder, self.learning, running, console, self.dry_run)
 
 
@@ -405,7 +398,7 @@ class List(_TakesPlugins):
     """List methods, data sets, options and whatever else can be chosen."""
 
     what: Positional[Literal["methods", "datasets", "scenarios", "orders", "backbones", "options", "tables"]]
-    """What to list. options are those of every method, tables those of the paper."""
+    """What to list. options are those of every method, tables those of `ccfa table`."""
     name: Annotated[Positional[str], arg(metavar="NAME")] = ""
     """List only the options of this method, of ccfa, or of a kind of mixing."""
 

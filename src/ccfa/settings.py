@@ -190,7 +190,24 @@ class Grid(Setting, _Several):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running:
+class Computing:
+    """What to compute with.
+
+    Args:
+        device: auto (the GPU if there is one), cpu, cuda or cuda:N.
+        precision: The precision of the backbone; by default bf16 on a GPU. On a CPU everything is float32.
+        compile: On a GPU the backbone is compiled; --no-compile switches that off.
+        graph: On a GPU a step is one CUDA graph; --no-graph switches that off.
+    """
+
+    device: str = "auto"
+    precision: Literal["float32", "tf32", "bf16"] | None = None
+    compile: bool = True
+    graph: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running(Computing):
     """How to run. This does not change the results, up to the rounding of the chosen precision.
 
     Args:
@@ -210,10 +227,6 @@ class Running:
     5.0
     """
 
-    device: str = "auto"
-    precision: Literal["float32", "tf32", "bf16"] | None = None
-    compile: bool = True
-    graph: bool = True
     at_once: Suppress[int] = 1
     data_dir: Path | None = None
     first_stages: Path | None = None
@@ -267,7 +280,7 @@ class Learning:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which cells of the paper's tables to show or to measure."""
+    """Which cells of the tables to show or to measure."""
 
     name: Annotated[Positional[str], arg(metavar="TABLE")] = ""
     """main, memory, ...; see `ccfa list tables`. Without a name, show how much of each table is measured."""

@@ -35,8 +35,9 @@ SEED = 1
 CIFAR100 = "cifar100"  # the only data set of the paper that can be downloaded
 SIZES = {CIFAR100: (100, 500), "imagenet100": (100, 1300), "imagenet1000": (1000, 1281)}  # classes, images per class
 STEPS_PER_SECOND = 745.0  # of PODNet with ResNet-32, over eight runs that share one H200
-# Roughly how much longer a step of other methods takes; GeoDL's, which is not captured, and DER's are estimated.
-SLOWER = {"aanet": 2.0, "il2a": 8.7, "geodl": 10.0, "der": 10.0}
+# Roughly how much longer a step of other methods takes. Not measured: GeoDL's, which is not captured, DER's with
+# ResNet-18, and FeTrIL's, which trains the head alone.
+SLOWER = {"aanet": 2.0, "il2a": 8.7, "geodl": 10.0, "der": 10.0, "fetril": 0.1}
 DECIMALS = 6  # of stored accuracies
 PAPERS: dict[str, str] = {
     "ucir": "Hou et al., CVPR 2019",
@@ -432,11 +433,12 @@ def priority(setting: Setting) -> int:
 
 @cache
 def steps(setting: Setting) -> int:
-    """Return the training steps of a run. A run with CCFA shares its first stage, so that one is not counted."""
+    """Return the training steps of a run. A first stage that is shared, as of runs with CCFA, is not counted."""
     method = experiment_method(experiment_for(setting, None, 0))
     total = 0
     num_classes, per_class = SIZES[setting.data]
-    for stage in parse_scenario(setting.scenario, num_classes)[1 if setting.ccfa else 0 :]:
+    shares_first = setting.ccfa or ("first", "podnet") in setting.options
+    for stage in parse_scenario(setting.scenario, num_classes)[1 if shares_first else 0 :]:
         exemplars = min(setting.quota(stage.num_old), per_class)
         everything = stage.num_new * per_class + stage.num_old * exemplars
         held_out = stage.num_new * num_held_out(per_class) + stage.num_old * num_held_out(exemplars)

@@ -14,6 +14,7 @@ from rich.table import Table as Screen
 from ccfa.errors import DataError, Stopped, UsageError, unknown
 from ccfa.evaluation.report import SIZES
 from ccfa.experiments.tables import (
+    CIFAR100,
     FURTHER,
     ORDERS,
     SEED,
@@ -49,12 +50,12 @@ MARGIN = 0.25  # minutes
 CLOSE = 0.6  # points: what counts as reproduced
 COST = (
     "~: what the missing runs would cost, in minutes of one H200 that eight runs share; the first stage is counted "
-    "with the runs without CCFA."
+    "with the runs without CCFA, and not with those that share PODNet's."
 )
 LEGEND = (
-    "In each cell: the paper's value (*: re-run by its authors); ours, as mean ± standard deviation over class orders; "
-    f"the difference and, in brackets, our number of runs. {COST} needs ImageNet: see docs/imagenet.md. no "
-    "method: it cannot be run here."
+    "In each cell: the published value (*: re-run by the paper's authors); ours, as mean ± standard deviation over "
+    f"class orders; the difference and, in brackets, our number of runs. {COST} needs ImageNet: see docs/imagenet.md. "
+    "no method: it cannot be run here."
 )
 NEEDS_IMAGENET = "needs ImageNet"
 MAIN, CATALOGUE = (
@@ -112,8 +113,11 @@ def show_tables(wanted: Wanted, console: Console) -> None:
     if not results:
         console.print(f"There are no reports of finished runs in {wanted.results}.", soft_wrap=True)
     if wanted.name:
-        console.print(_table_screen(wanted_table(wanted), results, wanted.orders))
+        table = wanted_table(wanted)
+        console.print(_table_screen(table, results, wanted.orders))
         console.print(LEGEND, style="dim")
+        for label in filter(table.notes.__contains__, table.rows):
+            console.print(f"{label}, published: {table.notes[label]}.", style="dim", markup=False, soft_wrap=True)
     else:
         console.print(_overview_screen(results, wanted.orders))
         console.print(COST, style="dim")
@@ -189,21 +193,21 @@ def write_pages(wanted: Wanted, console: Console) -> None:
         raise DataError(f"There are no reports of finished runs in {wanted.results}, so nothing is written.")
     pages = {Path("REPRODUCTION.md"): reproduction(results)}
     for path in (Path("README.md"), Path("docs/methods/README.md")):
-        if path.exists():
-            pages[path] = with_generated(path.read_text(), results)
+        if path.exists() and (CATALOGUE[0] in (text := path.read_text()) or MAIN[0] in text):
+            pages[path] = with_generated(text, results, path)
     for path, text in pages.items():
         write_atomically(path, text)
         console.print(f"Written: {path.absolute()}", soft_wrap=True)
 
 
-def with_generated(page: str, results: Sequence[Result]) -> str:
+def with_generated(page: str, results: Sequence[Result], path: Path = Path("README.md")) -> str:
     """Return a page with the main table and the catalogue of methods written anew, where it has marks for them."""
     methods = {result.experiment.method for result in results}
     for (begin, end), content in ((MAIN, _main_table(results)), (CATALOGUE, methods_markdown(methods))):
         before, found, rest = page.partition(begin)
         _, ended, after = rest.partition(end)
         if found and not ended:
-            raise UsageError(f"A page has no line {end!r} after {begin!r}.")
+            raise UsageError(f"{path} has no line {end!r} after {begin!r}.")
         page = f"{before}{begin}\n{content}\n{end}{after}" if found else page
     return page
 
@@ -242,6 +246,7 @@ def reproduction(results: Sequence[Result]) -> str:
         main_table=_main_table(results),
         gains=list(_gains(results)),
         tables=[(table, list(_page_rows(table, results))) for table in TABLES.values()],
+        best=[best_of_paper(CIFAR100, f"B50-inc{number}") for number in (1, 2, 5, 10)],
         further=[(table, list(_further_rows(table, results))) for table in FURTHER.values()],
     )
 
@@ -283,7 +288,7 @@ def _further_rows(table: Table, results: Sequence[Result]) -> Iterator[list[str]
 def _kept(ours: Measured | None) -> str:
     """The megabytes of a model: parameters, what else is remembered, and exemplars; nothing if a report lacks them."""
     totals = [sum(result.report.costs[size] for size in SIZES) for result in ours.results] if ours else [math.nan]
-    return "" if math.isnan(max(totals)) else f"{max(totals):.1f}"
+    return "" if any(map(math.isnan, totals)) else f"{max(totals):.1f}"
 
 
 def _is_close(cell: Cell, ours: Measured) -> bool:
