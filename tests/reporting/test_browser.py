@@ -12,6 +12,7 @@ from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 
 from browsers import headless
+from ccfa.reporting.charts import text_width
 from ccfa.reporting.comparison import compare_entries, write_comparison
 from ccfa.reporting.page import write_report
 from comparisons import entry
@@ -119,6 +120,28 @@ def test_keyboard_walks_through_points(browser, pages):
     assert tip(browser).splitlines()[:2] == ["after stage 1", "classes of stage 0"]
     cells.send_keys(Keys.HOME, Keys.ARROW_RIGHT)
     assert tip(browser).splitlines()[2] == "no value"
+
+
+@pytest.mark.parametrize("width", [400, 1100])
+def test_names_of_points_fit_their_places(browser, pages, width):
+    look(browser, pages["comparison"], width)
+    names = browser.execute_script(
+        "return [...document.querySelectorAll('text.name')].map((name) => [name.textContent, "
+        "name.getComputedTextLength()])"
+    )
+    assert {name for name, _ in names} >= {"method-0", "method-1", "method-2"}
+    assert all(length <= text_width(name) for name, length in names if name.isascii())
+
+
+def test_whole_table_fits_the_window(browser, tmp_path):
+    runs = [
+        entry(f"runs/{seed}{ccfa}", 0.6 + seed / 100, method="podnet", ccfa=ccfa, seed=seed, sizes_mb=(1.9, 0.1, 0.3))
+        for seed in range(3)
+        for ccfa in (False, True)
+    ]
+    look(browser, write_comparison(compare_entries(runs), tmp_path / "comparison"), 1100)
+    table = browser.find_element(By.CSS_SELECTOR, ".whole > .scroll")
+    assert table.get_property("scrollWidth") <= table.get_property("clientWidth")
 
 
 def test_headings_sort_the_table(browser, pages):

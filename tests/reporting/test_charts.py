@@ -8,7 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ccfa.reporting.charts import Curve, Point, heat_map, line_figure, log_ticks, scatter_figure, ticks
+from ccfa.reporting.charts import (
+    DOT,
+    PLOT,
+    Box,
+    Curve,
+    Point,
+    heat_map,
+    line_figure,
+    log_ticks,
+    place_names,
+    scatter_figure,
+    ticks,
+)
 
 
 def drawn(chart):
@@ -35,17 +47,56 @@ def test_log_ticks_cover(values):
     assert all(later > earlier for earlier, later in itertools.pairwise(places))
 
 
-def test_points_are_placed_by_ratio_and_names_keep_apart():
+def test_points_are_placed_by_ratio():
     points = [Point("a", 1.0, 50.0), Point("b", 10.0, 60.0, 1), Point("c", 100.0, 60.1, 2), Point("a + c", 1.0, 50.1)]
     figure = scatter_figure("t", "m", "x", "y", [*points, Point("unknown", math.nan, 1.0)])
     hits = drawn(figure.chart).findall("g")
     at = {hit.find("text").text: float(hit.find("circle").get("cx")) for hit in hits}
     assert at["b"] - at["a"] == pytest.approx(at["c"] - at["b"], abs=0.11)
-    heights = [float(hit.find("text").get("y")) for hit in hits if hit.find("text").text in ("a", "a + c")]
-    assert abs(heights[0] - heights[1]) >= 13
     assert hits[0].find("title").text == "c\nx: 100.000\ny: 60.10"
     assert figure.table.rows[-1] == ["unknown", "-", "1.00"]
     assert scatter_figure("t", "m", "x", "y", [Point("unknown", math.nan, 1.0)]).chart == ""
+
+
+DOTS = st.tuples(st.floats(PLOT.left, PLOT.right), st.floats(PLOT.top, PLOT.bottom))
+NEAR_DOTS = st.tuples(st.floats(240.0, 280.0), st.floats(PLOT.bottom - 30.0, PLOT.bottom))
+
+
+@given(st.lists(st.tuples(st.text("aimW +", max_size=60), DOTS | NEAR_DOTS), max_size=24))
+def test_names_stay_in_the_plot_and_apart(points):
+    dots = [dot for _, dot in points]
+    squares = [Box(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in dots]
+    places = place_names([name for name, _ in points], dots)
+    boxes = [place[1] for place in places if place]
+    assert all(box.left >= PLOT.left and box.right <= PLOT.right for box in boxes)
+    assert all(box.top >= PLOT.top and box.bottom <= PLOT.bottom for box in boxes)
+    assert not any(box.overlaps(square) for box in boxes for square in squares)
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    for (x, y), place in zip(dots, places, strict=True):
+        if place:  # it is beside its own dot
+            left, top, right, bottom = place[1]
+            assert max(left - x, x - right) <= 8.01
+            assert max(top - y, y - bottom) <= 8.01
+
+
+@pytest.mark.parametrize("x", [PLOT.left, 200.0, PLOT.right])
+@pytest.mark.parametrize("y", [PLOT.top, 100.0, PLOT.bottom])
+def test_lone_point_has_its_name(x, y):
+    assert place_names(["n" * 40], [(x, y)]) != [None]
+
+
+def test_names_without_room_are_in_the_legend():
+    names = [f"method-{number}" for number in range(30)] + ["x" * 255]
+    points = [Point(name, 2.0 + at / 1000, 60.0 + at / 1000) for at, name in enumerate(names)]
+    points.append(Point("elsewhere", 100.0, 90.0))
+    chart = scatter_figure("t", "m", "x", "y", points).chart
+    hits = drawn(chart).findall("g")
+    shown = [hit.find("text").text for hit in hits if hit.find("text") is not None]
+    listed = re.findall(r"</i>(.*?)</li>", chart)
+    assert len(hits) == len(points)
+    assert "elsewhere" in shown
+    assert "x" * 255 in listed
+    assert sorted(shown + listed) == sorted([*names, "elsewhere"])
 
 
 def test_line_passes_through_points_and_breaks():

@@ -342,7 +342,7 @@ def test_no_number_is_cut(width):
 )
 def test_figures_have_their_numbers(runs, titles):
     comparison = compare_entries(runs)
-    text = comparison_page(comparison)
+    text = comparison_page(comparison).replace("\u00a0", " ")
     labels = re.findall(r'<svg[^>]*aria-label="([^"]*)"', text)
     assert [label.split(" over ")[0] for label in labels if " points: " in label] == titles
     assert text.count("<figure") == text.count('<details class="data">') == len(labels)

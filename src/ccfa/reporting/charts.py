@@ -6,7 +6,7 @@ a heat map carries its values as attributes. The page's script shows both, and w
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -20,7 +20,16 @@ WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 42  # margins
 NUM_COLOURS = 8
 MAX_DOTS = 60  # of a line
-LETTER, LINE = 6.5, 13.0  # roughly the width of a letter and the height of a line of text
+LINE = 13.0  # roughly the height of a line of text
+LETTERS = dict.fromkeys("fijlrtI .,:;-()[]'/|", 5.0) | dict.fromkeys("mwMW+=<>%@&~#^", 12.0)  # widths in a wide font
+LETTER, CAPITAL = 7.7, 9.5  # widths of the others
+DOT = 4  # the radius of a point
+ANCHORS = {"start": 0.0, "middle": 0.5, "end": 1.0}  # how much of a text is left of its place
+PLACES = (  # of a name beside its dot, the best first: anchor, across, down
+    *((anchor, across, LINE / 2 * down) for down in (0, -1, 1) for anchor, across in (("start", 8), ("end", -8))),
+    *(("middle", 0, LINE * down) for down in (-1, 1)),
+    *((anchor, across, LINE * down) for down in (-1, 1) for anchor, across in (("start", 8), ("end", -8))),
+)
 NUM_SHADES = 32  # of a heat map
 MAX_CELLS_WITH_NUMBERS = 14  # on a side; smaller cells have no room
 
@@ -52,6 +61,22 @@ class Point(NamedTuple):
     x: float
     y: float
     colour: int = 0
+
+
+class Box(NamedTuple):
+    """A rectangle of a chart; y grows downwards."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def overlaps(self, other: "Box") -> bool:
+        is_beside = self.right <= other.left or other.right <= self.left
+        return not is_beside and self.top < other.bottom and other.top < self.bottom
+
+
+PLOT = Box(LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM)
 
 
 def ticks(values: Sequence[float], at_most: int = 6) -> list[float]:
@@ -118,7 +143,7 @@ def line_figure(
         points = " ".join(f"{place:.1f},{up(value):.1f}" for place, value in edge if math.isfinite(value))
         bands.append(f'<polygon class="band {style}" points="{points}"/>' if points else "")
         lines.append(_drawn(places, one.y, up, style))
-        legend.append(Markup('<li><i class="swatch {}"></i>{}</li>').format(style, one.name))
+        legend.append((style, one.name))
     parts += [*bands, *lines]
     edges = [LEFT, *((a + b) / 2 for a, b in pairwise(places)), WIDTH - RIGHT]
     for at, place in enumerate(x):
@@ -130,12 +155,15 @@ def line_figure(
     ends = [f"{one.name} from {number(one.y[0], unit)} to {number(one.y[-1], unit)}" for one in curves]
     label = f"{title} over {len(x)} points: {'; '.join(ends)}."
     rows = [[str(place), *(number(one.y[at], decimals=decimals) for one in curves)] for at, place in enumerate(x)]
-    names = Markup('<ul class="legend">{}</ul>').format(Markup("").join(legend)) if len(legend) > 1 else Markup("")
+    names = _legend(legend) if len(legend) > 1 else Markup("")
     return Figure(title, meaning, names + _svg(parts, label), Table([x_label, *(one.name for one in curves)], rows))
 
 
 def scatter_figure(title: str, meaning: str, x_label: str, y_label: str, points: Sequence[Point]) -> Figure:
-    """Draw points with their names beside them, over a logarithmic x axis, and the same numbers as a table."""
+    """Draw points with their names beside them, over a logarithmic x axis, and the same numbers as a table.
+
+    Names that find no room beside their points are in a legend.
+    """
     known = [point for point in points if 0 < point.x < math.inf and math.isfinite(point.y)]
     if not known:
         return Figure(title, meaning)
@@ -144,23 +172,54 @@ def scatter_figure(title: str, meaning: str, x_label: str, y_label: str, points:
     up = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     places = {tick: along(math.log(tick)) for tick in x_ticks}
     parts = _axes(places, {tick: up(tick) for tick in y_ticks}, x_label, y_label)
-    taken: list[tuple[float, float, float]] = []  # left, right and height of the names so far
-    for point in sorted(known, key=lambda one: -one.y):
-        x, y, length = along(math.log(point.x)), up(point.y), LETTER * len(point.name)
-        is_left = x + 8 + length > WIDTH - RIGHT
-        start, height = x - 8 - length if is_left else x + 8, y + 4
-        for left, right, other in taken:  # from the top down, so that a name moves down only
-            if start < right and left < start + length and height < other + LINE:
-                height = other + LINE
-        taken.append((start, start + length, height))
-        colour = f"c{point.colour % NUM_COLOURS}"
-        name = _text(x - 8 if is_left else x + 8, height, point.name, "end" if is_left else "start", f"name {colour}")
-        dot = f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
+    known.sort(key=lambda point: -point.y)
+    dots = [(along(math.log(point.x)), up(point.y)) for point in known]
+    legend = []
+    for point, (x, y), place in zip(known, dots, place_names([point.name for point in known], dots), strict=True):
+        colour, name = f"c{point.colour % NUM_COLOURS}", ""
+        if place:
+            anchor, box = place
+            start = box.left + ANCHORS[anchor] * (box.right - box.left)
+            name = _text(start, box.bottom - LINE / 2 + 4, point.name, anchor, f"name {colour}")
+        else:
+            legend.append((colour, point.name))
+        dot = f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="{DOT}"/>'
         tip = f"{point.name}\n{x_label}: {number(point.x, decimals=3)}\n{y_label}: {number(point.y, decimals=2)}"
         parts.append(f'<g class="hit">{dot}{name}<title>{escape(tip)}</title></g>')
     rows = [[point.name, number(point.x, decimals=3), number(point.y, decimals=2)] for point in points]
     label = f"{title}: {y_label} over {x_label}; the values are in the table below it."
-    return Figure(title, meaning, _svg(parts, label), Table(["", x_label, y_label], rows))
+    return Figure(title, meaning, _legend(legend) + _svg(parts, label), Table(["", x_label, y_label], rows))
+
+
+def place_names(names: Sequence[str], dots: Sequence[tuple[float, float]]) -> list[tuple[str, Box] | None]:
+    """Give each name an anchor and a box beside its dot, or None where there is no room.
+
+    The boxes are inside the plot, and clear of all dots and of each other.
+    """
+    taken = [Box(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in dots]
+    places = []
+    for name, (x, y) in zip(names, dots, strict=True):
+        boxes = _boxes(text_width(name), x, y)
+        place = next(((anchor, box) for anchor, box in boxes if not any(map(box.overlaps, taken))), None)
+        places.append(place)
+        if place:
+            taken.append(place[1])
+    return places
+
+
+def text_width(text: str) -> float:
+    """Estimate the width of a text, rather too wide than too narrow."""
+    return sum(LETTERS.get(letter, CAPITAL if letter.isupper() else LETTER) for letter in text)
+
+
+def _boxes(length: float, x: float, y: float) -> Iterator[tuple[str, Box]]:
+    """Give the places of a name, moved into the plot: one that leaves its side of the dot lies over the dot."""
+    if length > PLOT.right - PLOT.left:
+        return
+    for anchor, across, down in PLACES:
+        left = min(max(x + across - ANCHORS[anchor] * length, PLOT.left), PLOT.right - length)
+        top = min(max(y + down - LINE / 2, PLOT.top), PLOT.bottom - LINE)
+        yield anchor, Box(left, top, left + length, top + LINE)
 
 
 def heat_map(
@@ -263,6 +322,12 @@ def _drawn(places: Sequence[float], values: Sequence[float], up: Callable[[float
     )
     dots = [f'<circle class="dot {style}" cx="{x:.1f}" cy="{up(y):.1f}" r="2.5"/>' for part in pieces for x, y in part]
     return drawn + "".join(dots if len(dots) <= MAX_DOTS else [])
+
+
+def _legend(entries: Sequence[tuple[str, str]]) -> Markup:
+    """List names with the lines of their styles."""
+    items = Markup("").join(Markup('<li><i class="swatch {}"></i>{}</li>').format(*entry) for entry in entries)
+    return Markup('<ul class="legend">{}</ul>').format(items) if items else items
 
 
 def _tick_label(value: float) -> str:
