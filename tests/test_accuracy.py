@@ -35,6 +35,7 @@ def test_distillation_beats_fine_tuning(finetuned, podnet):
     assert min(podnet, accuracy("ucir", epochs="4")) > finetuned + 0.2
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("method", ["il2a", "pass"])
 def test_prototypes_beat_fine_tuning(finetuned, method):
     assert accuracy(method) > finetuned + 0.1

@@ -107,7 +107,7 @@ def test_history_is_bounded(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_undo", [False, True])
+@pytest.mark.parametrize("is_undo", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_kill_at_any_place_leaves_old_or_new_model(tmp_path, is_undo):
     """Each call that changes the disk is a place to die at."""
     original = stored(tmp_path / "original", 1, 2).path
