@@ -92,7 +92,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return UsageError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")
+    listed = ", ".join(repr(one) if "," in one else one for one in known)
+    return UsageError(f"Unknown {kind} {name!r}.{hint} Known: {listed}.")
 
 
 def choose(kind: str, name: str, choices: Mapping[str, Choice]) -> Choice:

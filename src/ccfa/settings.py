@@ -244,8 +244,8 @@ class Learning:
         method: The method; by default ranpac, which keeps no photos. See `ccfa list methods`.
         ccfa: Add Cross-Class Feature Augmentation to the method.
         backbone: The backbone, such as timm:resnet18.a1_in1k; by default the method's. See `ccfa list backbones`.
-        weights: What the backbone starts from: pretrained (downloaded, for timm), none, or the path of a file. The
-            default method does not train a backbone that starts from weights.
+        weights: What the backbone starts from: pretrained (downloaded, for timm), none, or the path of a file. A
+            method that freezes the backbone does not train one that starts from weights, unless epochs are set.
         image_size: The width and height of the model's images; by default the backbone's, or 64.
         options: Options of the method. See `ccfa list options`.
         memory: How many images of each class the model keeps, to learn from again; by default the method's.

@@ -78,6 +78,17 @@ def test_impossible_transforms_are_refused(options):
         Transforms(**({"mean": (0.5,) * 3, "std": (0.5,) * 3} | options))
 
 
+@pytest.mark.parametrize(("options", "largest"), [({}, 5), ({"scale": (0.5, 1.0), "centre": 0.5}, 3)])
+def test_a_square_must_leave_something_of_images(options, largest):
+    def transforms(side):
+        return Transforms((0.5,), (0.5,), cutout=side, **options)
+
+    transforms(largest).require_room(8 if options else 6, 8)
+    for side in (largest + 1, 100):
+        with pytest.raises(UsageError, match=f"below {largest + 1}"):
+            transforms(side).require_room(8 if options else 6, 8)
+
+
 def test_wrong_number_of_channels_is_refused(images):
     with pytest.raises(UsageError, match="1 channels"):
         FOLDER.test(images[:, :1])

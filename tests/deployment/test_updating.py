@@ -10,12 +10,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import ccfa
 from ccfa import Learning
 from ccfa.deployment import ModelFolder, updating
 from ccfa.deployment.updating import estimated_seconds, plan_update
 from ccfa.errors import DataError, LockedError, UsageError
+from ccfa.models import BACKBONES
 from ccfa.settings import Running
 from children import started, wait
 from commands import contents
@@ -339,6 +341,34 @@ def test_read_out_learns_more_photos_alone(place, asked):
     assert after.config["updates"][-1]["more_of"] == ["a", "b"]
     assert not torch.equal(after.state.network["head.new"], before.state.network["head.new"])
     assert len(ccfa.learn(place / "model", place / "second").class_names) == 5
+
+
+def test_a_class_that_cannot_be_learned_alone_is_refused(place):
+    asked = Learning(method="lwf", options=dict(QUICK.options), image_size=SIZE)
+    ccfa.learn(place / "model", place / "first", asked)
+    alone = draw(place / "alone", "d")
+    with pytest.raises(UsageError, match="'d'"):
+        plan_update(place / "model", alone, Learning())
+    assert plan_update(place / "model", place / "second", Learning()).new == ("d", "e")
+    assert plan_update(place / "other", alone, asked).new == ("d",)
+
+
+@pytest.mark.parametrize(("method", "options"), [("ranpac", {"projection": 50}), ("fetril", {"head_epochs": 2})])
+def test_given_weights_stay_where_the_backbone_is_frozen(place, method, options):
+    given = BACKBONES["small"](3).state_dict()
+    save_file(given, place / "backbone.safetensors")
+    asked = Learning(method=method, options=options, backbone="small", image_size=SIZE)
+    asked = replace(asked, weights=str(place / "backbone.safetensors"))
+    network = ccfa.learn(place / "model", place / "first", asked).state.network
+    assert all(torch.equal(tensor, network[f"backbone.{name}"]) for name, tensor in given.items())
+    for other, epochs in ((replace(asked, options={"epochs": 3}), "3"), (replace(asked, weights=None), None)):
+        assert plan_update(place / "other", place / "first", other).experiment.options.get("epochs") == epochs
+
+
+def test_given_weights_are_trained_where_they_are_not_frozen(place):
+    save_file(BACKBONES["small"](3).state_dict(), place / "backbone.safetensors")
+    asked = Learning(method="finetune", backbone="small", weights=str(place / "backbone.safetensors"), image_size=SIZE)
+    assert "epochs" not in plan_update(place / "model", place / "first", asked).experiment.options
 
 
 def test_names_in_other_letters_are_the_same_class(place):

@@ -101,6 +101,7 @@ def test_validation_holds_training_images_out_and_says_so():
         ({"options": {"mix.alpha": "0.5"}}, "mix.alpha need --mix"),
         ({"mix": "mixup", "options": {"mix.alpa": "0.5"}}, "alpha"),
         ({"method": "il2a", "mix": "mixup"}, "ClassMixing"),
+        ({"options": {"cutout": "8"}}, "cutout"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_training(changes, said):
@@ -112,6 +113,13 @@ def test_what_does_not_fit_is_refused_before_training(changes, said):
 def test_a_total_memory_larger_than_the_classes_is_noted(method):
     assert "fewer than 200" in resolve(Experiment(method, memory_total=2000)).notes[0]
     assert resolve(Experiment(method, memory_total=100)).notes == ()
+
+
+@pytest.mark.parametrize("method", ["lwf", "ewc", "finetune"])
+def test_a_stage_of_one_class_is_noted_where_nothing_learns_it(method):
+    notes = {scenario: resolve(Experiment(method, scenario=scenario)).notes for scenario in ("8,1,1", "1,7,2")}
+    assert notes["1,7,2"] == ()
+    assert any("one class" in note for note in notes["8,1,1"]) == (method != "finetune")
 
 
 def test_options_reach_the_method_and_what_is_plugged_in():

@@ -110,7 +110,9 @@ def test_features_computed_once_train_as_the_frozen_backbone(augmentation):
     [
         ({}, "ranpac", {}),
         ({"translate": False}, "fetril", {"head_lr": 1.0}),
+        ({}, "fecam", {}),
         ({"first": "podnet"}, "podnet", {}),
+        ({"first": "podnet"}, "afc", {}),
     ],
 )
 def test_first_stages_are_shared(options, other, others):
@@ -140,6 +142,11 @@ def test_ccfa_alone_makes_old_features():
     assert real.labels.min() == 2
     assert len(samples.labels) == 3 * len(real.labels)
     assert samples.labels[len(real.labels) :].max() < 2
+
+
+def test_a_head_without_epochs_is_refused():
+    with pytest.raises(UsageError, match="head_epochs"):
+        METHODS["fetril"](head_epochs=0)
 
 
 def test_terms_need_images():

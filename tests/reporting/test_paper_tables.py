@@ -121,6 +121,7 @@ def test_slurm_gets_the_plans_commands(table, monkeypatch):
     [
         (("mian",), "main"),
         (("main", "--rows", "podnett"), "podnet"),
+        (("field", "--rows", "Foo"), "'DER without pruning, ResNet-32'"),
         (("--rows", "podnet"), "ccfa table main"),
         (("main", "--orders", "4"), "--orders"),
         (("main", "--fill", "--plan"), "--plan"),

@@ -261,10 +261,14 @@ def find_images(path: str | Path, recursive: bool = True) -> list[Path]:
 def _parts(root: Path) -> dict[str, Path]:
     """The folders of classes by the name of their part; without parts there is one, with an empty name."""
     folders, _ = _class_folders(root)
-    if "train" not in folders or not set(folders) <= {"train", *_TEST_PARTS}:
-        return {"": root}
+    if "train" not in folders or not set(folders) <= {"train", *_TEST_PARTS} or not _has_folders(folders["train"]):
+        return {"": root}  # a class, too, may be called train
     found = [name for name in _TEST_PARTS if name in folders]
     return {name: folders[name] for name in ["train", *found[:1]]}
+
+
+def _has_folders(folder: Path) -> bool:
+    return any(path.is_dir() and not _is_left_by_systems(path.name) for path in _listed(folder))
 
 
 def _class_folders(root: Path) -> tuple[dict[str, Path], list[Path]]:

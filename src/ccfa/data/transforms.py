@@ -163,6 +163,14 @@ class Transforms:
         if self.cutout < 0:
             raise UsageError(f"The side of the square to cut out must be 0 pixels or more, got {self.cutout}.")
 
+    def require_room(self, height: int, width: int) -> None:
+        """Refuse images of a size that leaves nothing around the square to cut out."""
+        side = self._size(width) if self.scale else min(height, width)
+        if self.cutout >= side:
+            raise UsageError(
+                f"A square of {self.cutout} pixels would cut out whole images. Use a cutout below {side}, their side."
+            )
+
     def draw(self, num: int, generator: torch.Generator, height: int = 0, width: int = 0) -> Draws:
         """Draw the random numbers for a batch; some need the size of the images."""
         offsets = flips = factors = operations = magnitudes = centres = None

@@ -27,6 +27,7 @@ from ccfa.learning.loop import Observer, num_batches, prepare_phase
 from ccfa.learning.state import restore, state_of
 from ccfa.methods import METHODS, Budget, Method, Phase, with_memory
 from ccfa.methods.frozen import ReadOut
+from ccfa.methods.parts import learns_one_class
 from ccfa.models import BACKBONES
 from ccfa.models.pretrained import timm_model, untrained
 from ccfa.plugins import load_plugin, loaded_plugins
@@ -149,6 +150,11 @@ def plan_update(
             f"There is nothing to learn: the model knows every class of {folder} already. Use --more (more=True) to "
             f"learn from more photos of them."
         )
+    if before and len(new) == 1 and not learns_one_class(method):
+        raise UsageError(
+            f"{method.name} learns nothing from a single new class, here {new[0]!r}. Give it two or more at once, or "
+            f"make a model with another method (see `ccfa list methods`)."
+        )
     notes = list(photos.findings())
     method = _with_budget(method, asked, before, framing, len(known) + len(new))
     chosen = _chosen_photos(photos, before, (*known, *new), asked, experiment.seed)
@@ -219,14 +225,14 @@ def _learns_more(method: Method) -> bool:
 
 
 def _new_experiment(asked: Learning) -> Experiment:
-    """The method and its options. A read-out takes a pretrained backbone as it is, unless it is given epochs."""
+    """The method and its options. A pretrained backbone that will be frozen stays as it is, unless epochs are given."""
     options, method = dict(asked.options), asked.method or DEFAULT_METHOD
     is_timm = (asked.backbone or options.get("backbone", "")).startswith("timm:")
     weights = asked.weights or ("pretrained" if is_timm else "none")
     factory = choose("method", method, METHODS)
     if "balanced" in schema(factory):
         options.setdefault("balanced", "true")  # folders have classes of any size
-    if _learns_more(factory()) and weights != "none":
+    if weights != "none" and "epochs" in schema(factory) and is_frozen(factory(), Stage(0, 0, 1)):
         options.setdefault("epochs", "0")
     return Experiment(
         method,

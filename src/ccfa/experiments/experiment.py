@@ -28,6 +28,7 @@ from ccfa.errors import DataError, ModelError, UsageError, choose, unknown
 from ccfa.learning.state import new_network
 from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_image_augmentation, with_memory
 from ccfa.methods.method import EVERYTHING, no_auxiliary_classes
+from ccfa.methods.parts import learns_one_class
 from ccfa.models.backbone import backbone_builder
 from ccfa.models.pretrained import PretrainedConfig, timm_model, untrained, with_weights
 from ccfa.plugins import loaded_plugins
@@ -362,6 +363,11 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
     scenario = experiment.scenario or defaults.default_scenario(train.num_classes)
     stages = parse_scenario(scenario, train.num_classes)
     _require_phases(method, stages)
+    method.transforms.require_room(*train.shape[1:])
+    if any(stage.num_new == 1 for stage in stages[1:]) and not learns_one_class(method):
+        notes.append(
+            f"{method.name} learns nothing from a stage of one class. Use later stages of two or more classes."
+        )
     counts = train.labels.bincount()
     smallest = int(counts.min())
     if smallest < method.needs_memory:

@@ -105,6 +105,7 @@ class Learner:
         _notice_untried_torch()
         if processes.number > 1:
             require_shareable(method)
+        method.transforms.require_room(*train.shape[1:])
         self.method = method
         self.device = pick_device(device) if isinstance(device, str) else device
         if self.device.type == "cpu":

@@ -36,7 +36,10 @@ def aanet(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, 
 
 
 def resetting(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = True) -> Method:
-    """AANet in the manner of its code on PODNet: two branches, and the head's learned scale starts at 1 again."""
+    """AANet on PODNet (`aanet`) or AFC (`aanet-afc`): two branches, and the head's learned scale starts at 1 again.
+
+    This is the manner of the published code on PODNet.
+    """
     return aanet(method, learn_blend=learn_blend, blend_lr=blend_lr, reset_scale=reset_scale)
 
 

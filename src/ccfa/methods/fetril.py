@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ccfa.augmentation import Samples
 from ccfa.data import Stage
+from ccfa.errors import UsageError
 from ccfa.methods.frozen import First, FirstOnly, first_stage
 from ccfa.methods.method import NOTHING, LearnerView, Method, Phase, Recipe, Step, Term, register_method
 from ccfa.methods.parts import class_blocks, cosine
@@ -35,6 +36,8 @@ def fetril(
     the backbone stays as it is given. Without `translate` the head sees the new classes alone, unless CCFA is added: it
     then makes all features of old classes.
     """
+    if head_epochs < 1:
+        raise UsageError(f"FeTrIL's head needs at least 1 epoch (head_epochs) to learn new classes, got {head_epochs}.")
     method = first_stage(recipe, first, milestones)
     samples = translated_samples if translate else real_samples
     on_features = recipe.phase(cosine, parameters=class_blocks, use_terms=False, samples=samples)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from ccfa.data import Stage
-from ccfa.methods.method import LearnerView, Phase, Recipe, Step, Term
+from ccfa.methods.method import LearnerView, Method, Phase, Recipe, Step, Term
 from ccfa.models import Features, LinearHead, LocalSimilarityHead, Network
 
 
@@ -183,6 +183,11 @@ class SeparateLinearHead(LinearHead):
             return logits
         is_old = torch.arange(self.num_classes, device=labels.device) < len(self.old)
         return logits.masked_fill(is_old & (labels[:, None] >= len(self.old)), float("-inf"))
+
+
+def learns_one_class(method: Method) -> bool:
+    """Whether the method learns from a later stage of one class: not if that class would compete with no other."""
+    return not isinstance(method.head(1), SeparateLinearHead)
 
 
 class OldLogitDistillation(Term):

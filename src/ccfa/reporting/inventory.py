@@ -24,7 +24,7 @@ from ccfa.experiments.tables import FURTHER, PAPERS, TABLES, cited_only, read_re
 from ccfa.learning.state import new_network
 from ccfa.methods import METHODS, Method
 from ccfa.methods.method import EVERYTHING, Factory
-from ccfa.methods.parts import SeparateLinearHead
+from ccfa.methods.parts import learns_one_class
 from ccfa.models import BACKBONES
 from ccfa.models.pretrained import import_timm, untrained
 
@@ -70,9 +70,8 @@ def traits(name: str, measured: Collection[str]) -> dict[str, bool]:
     {'exemplars': True, 'CCFA': True, 'frozen': False, 'pretrained': False, 'one class': True, 'measured': True}
     """
     method = METHODS[name]()
-    learns_one = not isinstance(method.head(1), SeparateLinearHead)  # whose new classes compete with each other alone
     values = method.memory.quota(1) > 0, not method.no_old_head, *_leaves_backbone(METHODS[name])
-    return dict(zip(TRAITS, (*values, learns_one, name in measured), strict=True))
+    return dict(zip(TRAITS, (*values, learns_one_class(method), name in measured), strict=True))
 
 
 @cache

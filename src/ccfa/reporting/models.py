@@ -86,7 +86,8 @@ def _measured(model: Model) -> str:
         return "No photos were held out, so its accuracy is unknown."
     found = f"It recognises {percent(last['accuracy'], 1)} % of {counted(last['held_out'], 'held-out image')}"
     if last["measured_classes"] < len(model.class_names):
-        return f"{found} of {last['measured_classes']} classes; of the others it has kept none to measure with."
+        classes = counted(last["measured_classes"], "class", "es")
+        return f"{found} of {classes}; of the others it has kept none to measure with."
     return f"{found}."
 
 
