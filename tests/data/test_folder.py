@@ -203,12 +203,15 @@ def test_classes_need_usable_images(photos):
 def test_wrong_layouts_say_what_was_found(photos, tmp_path):
     write_class(tmp_path / "notes", {"notes.txt": b"x"})
     (tmp_path / "empty").mkdir()
+    for part in ("train", "test"):
+        write_noise(tmp_path / "parts" / part, 2, seed=0)
     found = {
         tmp_path / "nowhere": "does not exist",
         photos / "ant" / "0.png": "Not a directory",
         photos / "ant": r"no class folders, only 5 loose photos: 0\.png",
         tmp_path / "empty": "empty is empty.*empty/cat",
         tmp_path / "notes": "no class folders",
+        tmp_path / "parts": "2 loose photos.*parts/train/cat",
     }
     for root, told in found.items():
         with pytest.raises(DataError, match=told):

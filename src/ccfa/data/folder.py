@@ -261,9 +261,11 @@ def find_images(path: str | Path, recursive: bool = True) -> list[Path]:
 def _parts(root: Path) -> dict[str, Path]:
     """The folders of classes by the name of their part; without parts there is one, with an empty name."""
     folders, _ = _class_folders(root)
-    if "train" not in folders or not set(folders) <= {"train", *_TEST_PARTS} or not _has_folders(folders["train"]):
-        return {"": root}  # a class, too, may be called train
+    if "train" not in folders or not set(folders) <= {"train", *_TEST_PARTS}:
+        return {"": root}
     found = [name for name in _TEST_PARTS if name in folders]
+    if not found and not _has_folders(folders["train"]):
+        return {"": root}  # a class may be called train
     return {name: folders[name] for name in ["train", *found[:1]]}
 
 
