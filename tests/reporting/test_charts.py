@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ccfa.reporting.charts import (
@@ -40,6 +40,7 @@ def test_ticks_are_even_and_cover(values, at_most):
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=30))
+@example([999999.9999999999])
 def test_log_ticks_cover(values):
     places = log_ticks(values)
     assert places[0] <= min(values) <= max(values) <= places[-1]

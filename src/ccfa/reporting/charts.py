@@ -100,7 +100,7 @@ def log_ticks(values: Sequence[float]) -> list[float]:
     """
     low, high = math.log10(min(values)), math.log10(max(values))
     factors = (1, 2, 5) if high - low < 2 else (1,)
-    powers = range(math.floor(low), math.ceil(high) + 2)
+    powers = range(math.floor(low) - 1, math.ceil(high) + 2)  # one more on each side: a logarithm may be rounded
     places = [float(f"{factor}e{power}") for power in powers for factor in factors]
     first = max(at for at, place in enumerate(places) if place <= min(values))
     last = min(at for at, place in enumerate(places) if place >= max(values) and at > first)
