@@ -218,7 +218,8 @@ class Running(Computing):
         at_once: How many runs share the device.
         data_dir: The folder of ImageNet, or of CIFAR-100, which is downloaded if it is not there; default $CCFA_DATA.
         first_stages: A folder of trained first stages, for runs that have the same first stage.
-        checkpoint_minutes: Minutes between checkpoints; 0 means after every epoch. The end of a stage is always saved.
+        checkpoint_minutes: Minutes between checkpoints; 0 means after every epoch. The end of a stage that
+            trains is always saved.
         max_minutes: Stop after this many minutes, with exit code 75. The run is saved and can be continued.
         tensorboard: Write event files for TensorBoard, an optional extra, into the run directory.
         plugin: A Python file that registers your own methods, backbones or data sets.

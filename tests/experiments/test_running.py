@@ -168,6 +168,21 @@ def test_a_rule_of_ones_own_is_evaluated_also_after_a_stop(tmp_path, fail):
     assert list(report.rules) == ["logits", "nearest_mean", "always_zero"]
 
 
+def test_only_old_checkpoints_are_due_after_stages_that_train_nothing(tmp_path, fail):
+    resolved = toy_resolved("ranpac", epochs=1)
+    whole = toy_run(tmp_path / "whole", resolved)
+    fail("evaluate:3:raise")
+    with pytest.raises(RuntimeError):
+        toy_run(tmp_path / "run", resolved)
+    directory = Run(tmp_path / "run")
+    assert len(directory.load_checkpoint().state["rows"]) == 1
+    assert len(table(directory.path / "stages.csv")) == 2
+    fail("")
+    assert toy_run(directory.path, resolved).overall == whole.overall
+    assert contents(directory.path / "networks") == contents(tmp_path / "whole" / "networks")
+    assert len(directory.load_checkpoint().state["rows"]) == len(resolved.stages) == 3
+
+
 def test_a_method_without_exemplars_has_no_nearest_mean(tmp_path):
     report = toy_run(tmp_path / "run", toy_resolved("finetune", epochs=0))
     assert list(report.rules) == ["logits"]

@@ -196,7 +196,8 @@ def running_again(directory: Run, running: Running) -> Running:
 class Recorder:
     """Watches a learner: writes metrics and checkpoints, and ends the run when it is asked to.
 
-    A checkpoint is due at the end of a phase, and when the last one is `minutes` old; 0 means after each epoch.
+    A checkpoint is due at the end of a phase, and when the last one is `minutes` old; 0 means after each epoch. After a
+    stage that trains nothing it is due by its age alone: such stages are short, and what read-outs remember is large.
     """
 
     def __init__(self, directory: Run, learner: Learner, audience: Audience, stop: "Stop", minutes: float) -> None:
@@ -248,12 +249,14 @@ class Recorder:
         """Do not count time that was spent waiting for another run."""
         self.stage_began += seconds
 
-    def end_stage(self, results: dict[str, Any]) -> None:
+    def end_stage(self, results: dict[str, Any], is_last: bool) -> None:
         seconds = time.monotonic() - self.stage_began
         self.rows.append({**results, "seconds": round(seconds, 2)})
         self.seconds_before += seconds
         self.stage_began = time.monotonic()
-        self.save()
+        trains = any(phase.epochs for phase in self.learner.method.phases(self.learner.stage))
+        if trains or is_last or self.stage_began - self.last_saved >= self.interval:
+            self.save()
 
     def save(self) -> None:
         """Store a checkpoint."""
@@ -362,7 +365,8 @@ def _end_stage(resolved: Resolved, recorder: Recorder, stage: Stage, test: Image
     directory.write_network(stage.index, learner.network)
     directory.write_exemplars(stage.index, learner.memory.classes)
     row = _accuracies(stage, predictions, rule_name(resolved.method.predict))
-    recorder.end_stage({**row, "exemplars": len(learner.memory), **sizes(learner)})
+    row |= {"exemplars": len(learner.memory), **sizes(learner)}
+    recorder.end_stage(row, is_last=stage == resolved.stages[-1])
 
 
 def sizes(learner: Learner) -> dict[str, float]:
