@@ -6,10 +6,12 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from ccfa.augmentation import CCFA
 from ccfa.errors import ResourceError, UsageError
 from ccfa.learning import Learner
+from ccfa.learning import acceleration as speed
 from ccfa.learning.acceleration import (
     Acceleration,
     memory_errors_explained,
@@ -18,6 +20,7 @@ from ccfa.learning.acceleration import (
 )
 from ccfa.learning.loop import prepare_phase
 from ccfa.methods import with_augmentation
+from ccfa.models import ChainBackbone
 from toys import STAGES, Recorder, begun, plugged, tiny, toy_images
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -50,6 +53,28 @@ def test_numbered_gpus_become_current(monkeypatch, name, count):
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     assert pick_device(name) == torch.device(name)
     assert current == ([torch.device(name)] if ":" in name else [])
+
+
+def test_a_learner_on_a_cpu_leaves_the_rounding_of_gpus_alone(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    Learner(tiny("finetune"), toy_images(), device=CPU)
+    assert torch.backends.cudnn.allow_tf32
+
+
+def test_the_backbones_of_a_whole_sweep_are_compiled(monkeypatch):
+    """torch compiles eight variants of a function by default, and runs further ones as they are."""
+    speed._compiled.cache_clear()
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **how: compiled(function, dynamic=False, backend="eager"))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    torch._dynamo.reset()
+    graphs = torch._dynamo.utils.counters["stats"]
+    before = graphs["unique_graphs"]
+    for width in range(1, 11):
+        backbone = ChainBackbone([nn.Conv2d(3, width, 1)], width)
+        Acceleration(compile=True).features(backbone, torch.zeros(2, 3, 4, 4))
+    speed._compiled.cache_clear()
+    assert graphs["unique_graphs"] - before == 10
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError("full")])

@@ -13,12 +13,12 @@ from ccfa.learning import Learner
 from ccfa.learning.state import network_of, state_of
 from ccfa.methods import METHODS
 from ccfa.methods.gaussians import (
-    ClassMeans,
     Discriminant,
     DiscriminantHead,
     Gaussians,
     MahalanobisHead,
     MeanHead,
+    Means,
     correlations,
     fecam,
     inverse_factors,
@@ -56,7 +56,7 @@ def frozen(variant, **options):
 
 def test_simplecil_is_the_cosine_to_class_means():
     (embeddings, labels), (test, _) = images(), images(9, seed=7)
-    head = computed(MeanHead(DIM), ClassMeans(), embeddings, labels)
+    head = computed(MeanHead(DIM), Means(), embeddings, labels)
     means = reference.class_means(embeddings.numpy(), labels.numpy())
     norms = np.linalg.norm(test, axis=1)[:, None] * np.linalg.norm(means, axis=1)
     assert head(test).detach().numpy() == pytest.approx(test.numpy() @ means.T / norms)

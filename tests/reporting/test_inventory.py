@@ -14,6 +14,7 @@ from ccfa.errors import UsageError
 from ccfa.experiments.experiment import SCENARIOS, schema
 from ccfa.experiments.tables import TABLES, cited_only
 from ccfa.methods import METHODS, Phase
+from ccfa.methods.fetril import real_samples
 from ccfa.methods.method import NOTHING
 from ccfa.methods.parts import class_blocks
 from ccfa.models import BACKBONES
@@ -44,10 +45,13 @@ def test_methods_are_listed_with_their_memory():
 
 
 def test_traits_follow_from_the_method(monkeypatch):
-    head_alone = replace(METHODS["finetune"](), phases=lambda stage: (Phase("main", 1, 0.1, parameters=class_blocks),))
-    monkeypatch.setitem(METHODS._added, "head-alone", lambda **options: head_alone)
-    expected = {**dict.fromkeys(TRAITS, False), "CCFA": True, "frozen": True, "one class": True}
-    assert traits("head-alone", []) == expected
+    on_images = Phase("main", 1, 0.1, parameters=class_blocks)  # they move the statistics of batch norm
+    on_features = replace(on_images, samples=real_samples, use_terms=False)
+    for phase, is_frozen in ((on_images, False), (on_features, True)):
+        method = replace(METHODS["finetune"](), phases=lambda stage, phase=phase: (phase,))
+        monkeypatch.setitem(METHODS._added, "head-alone", lambda method=method: method)
+        expected = {**dict.fromkeys(TRAITS, False), "CCFA": True, "frozen": is_frozen, "one class": True}
+        assert traits("head-alone", []) == expected
     assert [name for name in METHODS if not traits(name, [])["one class"]] == ["lwf", "ewc"]
     for name in {name for name, _ in EVERY_PAIR}:
         assert traits(name, [])["CCFA"] == ((name, "ccfa") not in REFUSED)

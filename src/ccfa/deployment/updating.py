@@ -27,7 +27,7 @@ from ccfa.learning.loop import Observer, num_batches, prepare_phase
 from ccfa.learning.state import restore, state_of
 from ccfa.methods import METHODS, Budget, Method, Phase, with_memory
 from ccfa.methods.frozen import ReadOut
-from ccfa.methods.parts import learns_one_class
+from ccfa.methods.parts import is_frozen, learns_one_class
 from ccfa.models import BACKBONES
 from ccfa.models.pretrained import timm_model, untrained
 from ccfa.plugins import load_plugin, loaded_plugins
@@ -538,12 +538,6 @@ def new_state(
     }
     memory, kept_out = _memory(learner), _kept_out(learner, held_out)
     return State(config, network, rest, model_card(config, card), memory, kept_out)
-
-
-def is_frozen(method: Method, stage: Stage) -> bool:
-    """Whether the method leaves the backbone alone in the stages after this one, so that embeddings never change."""
-    later = method.phases(Stage(stage.index + 1, stage.num_seen, stage.num_seen + 1))
-    return not any(phase.epochs and phase.samples is None for phase in later)
 
 
 def _directions(learner: Learner) -> Tensor | None:

@@ -53,9 +53,8 @@ def learn_first_stage(
         learner.begin(stage)
         if not path.exists():
             learner.optimise()
-            trained = trained_network(
-                learner.network
-            ).frozen_copy()  # concluding may change it: AFC's forward passes do
+            # A copy, since concluding may change it: AFC's forward passes do.
+            trained = trained_network(learner.network).frozen_copy()
             learner.conclude()
             on_learned()
             try:

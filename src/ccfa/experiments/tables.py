@@ -2,7 +2,7 @@
 
 `paper_tables.toml` holds the numbers, each with the setting in which it was measured. A `Setting` is an experiment
 without class order and seeds; `setting_of` and `experiment_for` convert between the two. results/ has our reports.
-`further_tables.toml` has tables of the same form for methods that are not in the paper.
+`further_tables.toml` has tables of the same form for other methods and settings.
 """
 
 import math

@@ -82,11 +82,12 @@ class Acceleration:
         """A function of tensors as few kernels, where compilation is on."""
         return _compiled(function) if self.compile else function
 
-    def set_rounding(self) -> None:
-        """Let the GPU round in convolutions and, if asked for, in products. This holds for the whole process."""
-        # Products outside the backbone decide signs, targets and exemplars.
-        torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
-        torch.backends.cudnn.allow_tf32 = self.precision != "float32"
+    def set_rounding(self, device: torch.device) -> None:
+        """Let a GPU round in convolutions and, if asked for, in products. This holds for the whole process."""
+        if device.type == "cuda":
+            # Products outside the backbone decide signs, targets and exemplars.
+            torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
+            torch.backends.cudnn.allow_tf32 = self.precision != "float32"
 
     def aside(self, name: str, device: torch.device, compute: Callable[[], T]) -> Callable[[], T]:
         """Compute a value beside the rest of the step, in a captured step as a branch of the graph.
@@ -123,7 +124,7 @@ def _forward(backbone: Backbone, images: Tensor, mixing: MapMixing | None) -> Fe
 @functools.cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function compiled once in a process."""
-    # One function serves the backbones of all runs of a sweep. Beyond the limit it would run as it is, without a word.
+    # One function serves the backbones of all runs of a sweep. Beyond the limit the rest would not be compiled.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_VARIANTS)
     # Kernels that do not depend on each other, such as the casts of all weights, are launched as one.
     return torch.compile(function, dynamic=False, options={"combo_kernels": True})

@@ -115,7 +115,7 @@ class Learner:
         self.batch_seed = seed if batch_seed is None else batch_seed
         self.observer: Observer = observer or Unobserved()
         self.acceleration = (acceleration or Acceleration.for_device(self.device)).shared_by(processes.number)
-        self.acceleration.set_rounding()
+        self.acceleration.set_rounding(self.device)
         self.processes = processes
         self.memory = ExemplarMemory(method.memory)
         self.terms = [term().to(self.device) for term in method.terms]

@@ -27,7 +27,7 @@ def simplecil(
     milestones: tuple[float, ...] = (120 / 160, 140 / 160),
 ) -> Method:
     """SimpleCIL: the cosine between an embedding and the mean embedding of each class."""
-    return frozen_after(first_stage(recipe, first, milestones), MeanHead, ClassMeans)
+    return frozen_after(first_stage(recipe, first, milestones), MeanHead, Means)
 
 
 @register_method("slda", Recipe())
@@ -120,7 +120,7 @@ class MahalanobisHead(LateHead):
         return -distances
 
 
-class ClassMeans(ReadOut):
+class Means(ReadOut):
     """It keeps the sum of each class's embeddings; the head's rows are the means."""
 
     kind: ClassVar[type[LateHead]] = MeanHead
@@ -151,7 +151,7 @@ class ClassMeans(ReadOut):
         head.set_rows(self.means)
 
 
-class Discriminant(ClassMeans):
+class Discriminant(Means):
     """It keeps the sum of all outer products too, and sets the rows of linear discriminant analysis."""
 
     kind = DiscriminantHead
@@ -184,7 +184,7 @@ class Discriminant(ClassMeans):
         head.set_rows(torch.cat([weights, biases[:, None]], dim=1))
 
 
-class Gaussians(ClassMeans):
+class Gaussians(Means):
     """It keeps sums and outer products of transformed features, and sets FeCAM's means and inverse covariances."""
 
     kind = MahalanobisHead

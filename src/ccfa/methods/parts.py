@@ -185,6 +185,12 @@ class SeparateLinearHead(LinearHead):
         return logits.masked_fill(is_old & (labels[:, None] >= len(self.old)), float("-inf"))
 
 
+def is_frozen(method: Method, stage: Stage) -> bool:
+    """Whether the method leaves the backbone alone in the stages after this one, so that embeddings never change."""
+    later = method.phases(Stage(stage.index + 1, stage.num_seen, stage.num_seen + 1))
+    return not any(phase.epochs and phase.samples is None for phase in later)  # images move batch norm's statistics
+
+
 def learns_one_class(method: Method) -> bool:
     """Whether the method learns from a later stage of one class: not if that class would compete with no other."""
     return not isinstance(method.head(1), SeparateLinearHead)

@@ -6,7 +6,6 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,16 +16,15 @@ from rich.table import Table
 
 import ccfa
 from ccfa.augmentation import CCFA, MIXES
-from ccfa.data import DATASETS, Stage, describe_data_sets, order_names, split
+from ccfa.data import DATASETS, Stage, describe_data_sets, order_names
 from ccfa.errors import UsageError, choose
 from ccfa.experiments.experiment import SCENARIOS, schema
 from ccfa.experiments.tables import FURTHER, PAPERS, TABLES, cited_only, read_results
-from ccfa.learning.state import new_network
-from ccfa.methods import METHODS, Method
+from ccfa.methods import METHODS
 from ccfa.methods.method import EVERYTHING, Factory
-from ccfa.methods.parts import learns_one_class
+from ccfa.methods.parts import is_frozen, learns_one_class
 from ccfa.models import BACKBONES
-from ccfa.models.pretrained import import_timm, untrained
+from ccfa.models.pretrained import import_timm
 
 TRAITS = {
     "exemplars": "it keeps images of old classes",
@@ -77,25 +75,13 @@ def traits(name: str, measured: Collection[str]) -> dict[str, bool]:
 @cache
 def _leaves_backbone(factory: Factory) -> tuple[bool, bool]:
     """Whether a method does not train the backbone after the first stage, and can do without training it there."""
-    first, later = split(4, 2, 2)
-    if _trains_backbone(factory(), later):
+    first = Stage(0, 0, 2)
+    if not is_frozen(factory(), first):
         return False, False
     if "epochs" not in inspect.signature(factory).parameters:
         return True, False
-    untrained_method = factory(epochs=0)
     # A method that needs its first stage has a phase of no epochs there.
-    learns = all(phase.epochs for phase in untrained_method.phases(first))
-    return True, learns and not _trains_backbone(untrained_method, first)
-
-
-def _trains_backbone(method: Method, stage: Stage) -> bool:
-    """Whether a phase of the first or the second stage changes weights of the backbone."""
-    network = new_network(replace(method, backbone=untrained(method.backbone)), channels=3)
-    for index in range(stage.index + 1):
-        network.head.grow(2)
-        method.shape_network(network, index)
-    own = {id(parameter) for parameter in network.backbone.parameters()}
-    return any(id(parameter) in own for phase in method.phases(stage) for parameter in phase.parameters(network))
+    return True, all(phase.samples and phase.epochs for phase in factory(epochs=0).phases(first))
 
 
 def methods_markdown(measured: Collection[str]) -> str:
