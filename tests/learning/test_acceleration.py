@@ -66,13 +66,13 @@ def test_the_backbones_of_a_whole_sweep_are_compiled(monkeypatch):
     speed._compiled.cache_clear()
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **how: compiled(function, dynamic=False, backend="eager"))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     torch._dynamo.reset()
     graphs = torch._dynamo.utils.counters["stats"]
     before = graphs["unique_graphs"]
-    for width in range(1, 11):
-        backbone = ChainBackbone([nn.Conv2d(3, width, 1)], width)
-        Acceleration(compile=True).features(backbone, torch.zeros(2, 3, 4, 4))
+    with torch._dynamo.config.patch(recompile_limit=8):
+        for width in range(1, 11):
+            backbone = ChainBackbone([nn.Conv2d(3, width, 1)], width)
+            Acceleration(compile=True).features(backbone, torch.zeros(2, 3, 4, 4))
     speed._compiled.cache_clear()
     assert graphs["unique_graphs"] - before == 10
 
