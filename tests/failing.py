@@ -66,7 +66,7 @@ def install(faults: str) -> Callable[[], None]:
     before(Recorder, "on_batch", step)
     before(Recorder, "on_pause", lambda *_: point("pause"))
     before(ExemplarMemory, "update", lambda *_: point("select"))
-    before(running, "evaluate", lambda *_: point("evaluate"))
+    before(running.Evaluator, "evaluate", lambda *_: point("evaluate"))
     before(Run, "append", lambda *_: point("append"))
     before(Run, "write_results", lambda *_: point("report"))
     before(Run, "prune_checkpoints", lambda *_: point("after_commit"))

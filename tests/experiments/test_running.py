@@ -14,13 +14,15 @@ import torch
 from ccfa.errors import DivergedError, ResourceError, UsageError
 from ccfa.evaluation import Numbers, accuracy
 from ccfa.experiments import Experiment, Run, resolve, run, running
-from ccfa.experiments.running import acceleration_of, environment, running_again, stoppable
+from ccfa.experiments.running import Evaluator, acceleration_of, environment, running_again, stoppable
 from ccfa.experiments.running import finished as reusable
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.settings import Running
 from commands import contents
 from toy_runs import CPU, Silent, begun, toy_resolved, toy_run
+from toys import STAGES as TOY_STAGES
+from toys import tiny, toy_images
 
 ON_CPU = Running(device="cpu")
 EXPERIMENT = Experiment(
@@ -314,3 +316,25 @@ def test_in_another_thread_only_the_time_limit_counts():
     thread.start()
     thread.join()
     assert found == [75, None, None]
+
+
+@pytest.mark.parametrize(("name", "num_embedded"), [("simplecil", [24, 24, 72]), ("podnet", [24, 48, 72])])
+def test_a_frozen_backbone_sees_each_test_image_once(name, num_embedded, monkeypatch):
+    """Unless its weights are not what they were: the last stage changes them."""
+    test, found = toy_images(seed=1), []
+    learner, evaluator = Learner(tiny(name), toy_images(), device="cpu"), Evaluator(test, TOY_STAGES[:3])
+    real = learner.embed
+    for stage in TOY_STAGES[:3]:
+        learner.learn(stage)
+        if stage.index == 2:
+            with torch.no_grad():
+                next(learner.network.backbone.parameters()).mul_(2)
+        seen = test.subset(test.rows(0, stage.num_seen))
+        monkeypatch.setattr(learner, "embed", lambda images: found.append(len(images)) or real(images))
+        predicted = evaluator.evaluate(learner)
+        monkeypatch.setattr(learner, "embed", real)
+        assert predicted["labels"].tolist() == seen.labels.tolist()
+        assert predicted["by_logits"].tolist() == learner.predict_by_logits(seen.images).tolist()
+        if "by_nearest_mean" in predicted:
+            assert predicted["by_nearest_mean"].tolist() == learner.predict_by_nearest_mean(seen.images).tolist()
+    assert found[:2] + [sum(found[2:])] == num_embedded

@@ -9,7 +9,7 @@ from torch import Tensor
 from ccfa.errors import ModelError, Notice, Stopped
 from ccfa.experiments.experiment import Resolved, experiment_of, resolve
 from ccfa.experiments.run_directory import differences, two_columns
-from ccfa.experiments.running import AgreedStop, evaluate, stoppable
+from ccfa.experiments.running import AgreedStop, Evaluator, stoppable
 from ccfa.learning import Learner, Observer, Progress
 from ccfa.learning.acceleration import Acceleration, images_on
 from ccfa.learning.processes import Processes, own_device
@@ -65,7 +65,7 @@ def follow(
         place, tensors = processes.told()
         if tensors:
             restore(learner, tensors, place["learner"])
-        test = images_on(learner.device, resolved.test)
+        evaluator = Evaluator(images_on(learner.device, resolved.test), resolved.stages)
         for stage in resolved.stages[place["num_done"] :]:
             learner.learn(stage)
-            evaluate(learner, test.subset(test.rows(0, stage.num_seen)))
+            evaluator.evaluate(learner)

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -45,6 +45,8 @@ from ccfa.learning.acceleration import (
 from ccfa.learning.learner import EVALUATION_BATCH
 from ccfa.learning.processes import ALONE, Processes, own_device, require_shareable, several
 from ccfa.learning.state import restore, state_of
+from ccfa.methods.parts import is_frozen
+from ccfa.models import flattened
 from ccfa.models.pretrained import timm_version
 from ccfa.plugins import loaded_plugins
 from ccfa.settings import Running
@@ -317,10 +319,47 @@ def _are_rows_of(label: int, rows: Tensor, learner: Learner) -> bool:
     return bool((learner.train.labels[rows] == label).all())
 
 
+class Evaluator:
+    """The test images of a run, and their embeddings for as long as the backbone stays as it is."""
+
+    def __init__(self, test: ImageSet, stages: Sequence[Stage]) -> None:
+        self.test, self.stages = test, stages
+        self.backbone, self.embeddings, self.num_done = torch.empty(0), torch.empty(0), 0
+
+    def evaluate(self, learner: Learner) -> dict[str, NDArray[np.int64]]:
+        """Return the labels of the seen classes' images, and predictions by logits, nearest mean and the own rule."""
+        rows = self.test.rows(0, learner.stage.num_seen)
+        embeddings = self._embeddings(learner, rows)
+        predictions = {"logits": learner.class_by_logits(embeddings)}
+        if len(learner.memory):
+            predictions["nearest_mean"] = learner.class_by_nearest_mean(embeddings)
+        if (own := rule_name(learner.method.predict)) not in predictions:
+            predictions[own] = learner.predict(self.test.subset(rows).images)
+        labels = self.test.labels[rows].cpu().numpy()
+        return {"labels": labels, **{f"by_{name}": found.cpu().numpy() for name, found in predictions.items()}}
+
+    def _embeddings(self, learner: Learner, rows: Tensor) -> Tensor:
+        """Embeddings of these rows. If the backbone is frozen, those of new classes alone are computed."""
+        if not is_frozen(learner.method, learner.stage):
+            return learner.embed(self.test.subset(rows).images)
+        backbone = flattened(learner.network.backbone.state_dict())
+        if not torch.equal(backbone, self.backbone):
+            self.backbone, self.num_done = backbone, 0
+        # One stage after the other, also in a run that is continued: other batches would be rounded differently.
+        for stage in self.stages[self.num_done : learner.stage.index + 1]:
+            new = self.test.rows(stage.num_old, stage.num_seen)
+            found = learner.embed(self.test.subset(new).images)
+            if not self.num_done:
+                self.embeddings = found.new_empty(len(self.test), found.shape[1])
+            self.embeddings[new] = found
+            self.num_done += 1
+        return self.embeddings[rows]
+
+
 def _learn_all(resolved: Resolved, recorder: Recorder, first_stages: Path | None) -> None:
     """Learn the stages that are left."""
     learner, stages = recorder.learner, resolved.stages
-    test = images_on(learner.device, resolved.test)
+    evaluator = Evaluator(images_on(learner.device, resolved.test), stages)
     _warn_if_short_of_space(recorder.directory.path, learner, len(stages))
     if first_stages:
         require_place(first_stages)
@@ -328,7 +367,7 @@ def _learn_all(resolved: Resolved, recorder: Recorder, first_stages: Path | None
     _continue(resolved, recorder)
     try:
         for stage in stages[len(recorder.rows) :]:
-            end = functools.partial(_end_stage, resolved, recorder, stage, test)
+            end = functools.partial(_end_stage, resolved, recorder, stage, evaluator)
             if stage.index == 0 and first_stages:
                 learn_first_stage(learner, stage, first_stages, recorder.leave_out, end)
             else:
@@ -357,10 +396,10 @@ def _continue(resolved: Resolved, recorder: Recorder) -> None:
         _write_results(resolved, recorder)
 
 
-def _end_stage(resolved: Resolved, recorder: Recorder, stage: Stage, test: ImageSet) -> None:
+def _end_stage(resolved: Resolved, recorder: Recorder, stage: Stage, evaluator: Evaluator) -> None:
     """Evaluate a learned stage and write down what it leaves; the tables are made of it after its checkpoint."""
     directory, learner = recorder.directory, recorder.learner
-    predictions = evaluate(learner, test.subset(test.rows(0, stage.num_seen)))
+    predictions = evaluator.evaluate(learner)
     directory.write_predictions(stage.index, predictions)
     directory.write_network(stage.index, learner.network)
     directory.write_exemplars(stage.index, learner.memory.classes)
@@ -377,16 +416,6 @@ def sizes(learner: Learner) -> dict[str, float]:
         "remembered_mb": sum(remembered) / BYTES_PER_MB,
         "exemplars_mb": len(learner.memory) * math.prod(learner.train.shape) / BYTES_PER_MB,
     }
-
-
-def evaluate(learner: Learner, test: ImageSet) -> dict[str, NDArray[np.int64]]:
-    """Return the labels of test images, and their predictions by logits, nearest mean and the method's own rule."""
-    rules = {"logits": learner.predict_by_logits}
-    if len(learner.memory):
-        rules["nearest_mean"] = learner.predict_by_nearest_mean
-    rules[rule_name(learner.method.predict)] = learner.predict
-    predictions = {f"by_{name}": rule(test.images).cpu().numpy() for name, rule in rules.items()}
-    return {"labels": test.labels.cpu().numpy(), **predictions}
 
 
 def _accuracies(stage: Stage, predictions: dict[str, NDArray[np.int64]], own: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ccfa.learning.loop import Observer, Unobserved, batches, named_generator, o
 from ccfa.learning.processes import ALONE, Processes, require_shareable
 from ccfa.learning.state import PhaseAtWork, StoredPhase, new_network, restore, state_of
 from ccfa.methods import Budget, Method
-from ccfa.models import Network
+from ccfa.models import Network, flattened
 
 EVALUATION_BATCH = 500  # images of up to 64 x 64 pixels, and fewer of larger ones
 NEWEST_TORCH = (2, 15)  # the newest release that was tried; newer ones are used with a notice
@@ -233,14 +233,28 @@ class Learner:
 
     def predict_by_logits(self, images: Tensor) -> Tensor:
         """The class of each uint8 image, by the largest logit."""
-        return self._evaluated(self._parts(images), lambda batch: self.network(batch).argmax(dim=1))
+        return self.class_by_logits(self.embed(images))
 
     def predict_by_nearest_mean(self, images: Tensor) -> Tensor:
         """The class of each uint8 image, by the nearest mean of exemplars (iCaRL's rule)."""
+        return self.class_by_nearest_mean(self.embed(images))
+
+    @torch.no_grad()
+    def class_by_logits(self, embeddings: Tensor) -> Tensor:
+        """The class of each embedding, by the largest logit."""
+        head = self.network.eval().head
+        parts = embeddings.split(evaluation_batch(self.train.shape))
+        return torch.cat([head(head.embed(part)).argmax(dim=1) for part in parts])
+
+    def class_by_nearest_mean(self, embeddings: Tensor) -> Tensor:
+        """The class of each embedding, by the nearest mean of exemplars."""
         if not len(self.memory):
             raise UsageError(f"{self.method.name} keeps no exemplars, so there are no class means.")
-        embeddings = F.normalize(self._embed(self._parts(images)))
-        return torch.cdist(embeddings, self.class_means()).argmin(dim=1)
+        return torch.cdist(F.normalize(embeddings), self.class_means()).argmin(dim=1)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Embeddings of uint8 images, in evaluation mode with the test transform."""
+        return self._embed(images.split(evaluation_batch(images.shape)))
 
     def class_means(self) -> Tensor:
         """The mean direction of each class's exemplars and, where flipping keeps the class, of their mirror images."""
@@ -315,12 +329,19 @@ class Learner:
         network = new_network(self.method, self.train.images.shape[1], self.cpu_generator("backbone").initial_seed())
         return self.acceleration.place(network, self.device)
 
+    @torch.no_grad()
     def _embed(self, parts: Iterable[Tensor]) -> Tensor:
-        return self._evaluated(parts, lambda batch: self.network.backbone(batch).embedding)
-
-    def _parts(self, images: Tensor) -> Iterable[Tensor]:
-        parts: Iterable[Tensor] = images.split(evaluation_batch(images.shape))
-        return parts
+        """Embeddings of uint8 images, batch by batch."""
+        self.network.eval()
+        transform = self.method.transforms.test
+        found = []
+        for part in parts:
+            self.on_pause()
+            own = part[self.processes.own(len(part))]
+            images = own if len(own) else part[:1]  # not every backbone takes an empty batch
+            embeddings = self.network.backbone(transform(images.to(self.device))).embedding[: len(own)]
+            found.append(self.processes.whole(embeddings, len(part)))
+        return torch.cat(found)
 
     def _checked(self, images: Tensor | NDArray[np.uint8]) -> Tensor:
         if self.stage.num_seen == 0:
@@ -336,24 +357,11 @@ class Learner:
 
     def _require_finite(self) -> None:
         """Check the weights, which the last step of a stage can break without any loss becoming infinite."""
-        broken = [name for name, tensor in self.network.state_dict().items() if not tensor.isfinite().all()]
-        if broken:
+        state = self.network.state_dict()
+        if not flattened(state).isfinite().all():  # asked once: a GPU that runs share answers late
+            broken = next(name for name, tensor in state.items() if not tensor.isfinite().all())
             raise DivergedError(
-                f"After stage {self.stage.index + 1} the weights {broken[0]} are no longer finite; the stage is not "
+                f"After stage {self.stage.index + 1} the weights {broken} are no longer finite; the stage is not "
                 f"kept. Try a smaller learning rate.",
                 {"stage": self.stage.index},
             )
-
-    @torch.no_grad()
-    def _evaluated(self, parts: Iterable[Tensor], function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Apply a function of normalised images to uint8 images, batch by batch, in evaluation mode."""
-        self.network.eval()
-        transform = self.method.transforms.test
-        found = []
-        for part in parts:
-            self.on_pause()
-            own = part[self.processes.own(len(part))]
-            images = own if len(own) else part[:1]  # not every backbone takes an empty batch
-            results = function(transform(images.to(self.device)))[: len(own)]
-            found.append(self.processes.whole(results, len(part)))
-        return torch.cat(found)

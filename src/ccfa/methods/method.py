@@ -120,7 +120,7 @@ def all_parameters(network: Network) -> list[nn.Parameter]:
 def sgd(parameters: Sequence[nn.Parameter], lr: float, weight_decay: float) -> optim.Optimizer:
     """Stochastic gradient descent with momentum 0.9."""
     # The rate is a tensor so that a captured step reads it anew each time.
-    rate = torch.tensor(lr, device=parameters[0].device)
+    rate = torch.tensor(lr, device=parameters[0].device, dtype=torch.float32)  # the only precision a fused step takes
     return optim.SGD(parameters, rate, momentum=0.9, weight_decay=weight_decay, fused=True)
 
 

@@ -36,7 +36,7 @@ def class_blocks(network: Network) -> list[nn.Parameter]:
 
 def adam(parameters: Sequence[nn.Parameter], lr: float, weight_decay: float) -> optim.Optimizer:
     """Adam, with the weight decay as part of the gradient."""
-    rate = torch.tensor(lr, device=parameters[0].device)
+    rate = torch.tensor(lr, device=parameters[0].device, dtype=torch.float32)
     return optim.Adam(parameters, rate, weight_decay=weight_decay, fused=True)
 
 

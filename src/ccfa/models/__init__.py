@@ -11,7 +11,7 @@ from ccfa.models.backbone import (
     register_backbone,
     wrap,
 )
-from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead, Network
+from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead, Network, flattened
 from ccfa.models.pretrained import Timm, load_weights, pretrained_config, with_weights
 from ccfa.models.resnet import ResNet
 
@@ -30,6 +30,7 @@ __all__ = [
     "ResNet",
     "Timm",
     "backbone_builder",
+    "flattened",
     "load_weights",
     "pretrained_config",
     "register_backbone",

@@ -7,6 +7,7 @@ parameters and not a mask.
 import copy
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import torch
 from torch import Generator, Tensor, nn
@@ -164,3 +165,8 @@ class Network(nn.Module):
     def frozen_copy(self) -> "Network":
         """A copy that never changes: the `previous` of the next stage."""
         return copy.deepcopy(self).eval().requires_grad_(False)
+
+
+def flattened(state: Mapping[str, Tensor]) -> Tensor:
+    """All weights and statistics of a `state_dict` as one vector, to compare or check them at once."""
+    return torch.cat([tensor.flatten() for tensor in state.values() if tensor.is_floating_point()])
