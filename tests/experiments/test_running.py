@@ -318,11 +318,12 @@ def test_in_another_thread_only_the_time_limit_counts():
     assert found == [75, None, None]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("name", "num_embedded"), [("simplecil", [24, 24, 72]), ("podnet", [24, 48, 72])])
-def test_a_frozen_backbone_sees_each_test_image_once(name, num_embedded, monkeypatch):
+def test_a_frozen_backbone_sees_each_test_image_once(name, num_embedded, device, monkeypatch):
     """Unless its weights are not what they were: the last stage changes them."""
-    test, found = toy_images(seed=1), []
-    learner, evaluator = Learner(tiny(name), toy_images(), device="cpu"), Evaluator(test, TOY_STAGES[:3])
+    test, found = toy_images(seed=1).to(torch.device(device)), []
+    learner, evaluator = Learner(tiny(name), toy_images(), device=device), Evaluator(test, TOY_STAGES[:3])
     real = learner.embed
     for stage in TOY_STAGES[:3]:
         learner.learn(stage)

@@ -324,7 +324,8 @@ class Evaluator:
 
     def __init__(self, test: ImageSet, stages: Sequence[Stage]) -> None:
         self.test, self.stages = test, stages
-        self.backbone, self.embeddings, self.num_done = torch.empty(0), torch.empty(0), 0
+        self.backbone: Tensor | None = None  # its weights, when the embeddings were computed
+        self.embeddings, self.num_done = torch.empty(0), 0
 
     def evaluate(self, learner: Learner) -> dict[str, NDArray[np.int64]]:
         """Return the labels of the seen classes' images, and predictions by logits, nearest mean and the own rule."""
@@ -343,7 +344,7 @@ class Evaluator:
         if not is_frozen(learner.method, learner.stage):
             return learner.embed(self.test.subset(rows).images)
         backbone = flattened(learner.network.backbone.state_dict())
-        if not torch.equal(backbone, self.backbone):
+        if self.backbone is None or not torch.equal(backbone, self.backbone):
             self.backbone, self.num_done = backbone, 0
         # One stage after the other, also in a run that is continued: other batches would be rounded differently.
         for stage in self.stages[self.num_done : learner.stage.index + 1]:
