@@ -338,4 +338,4 @@ def test_a_frozen_backbone_sees_each_test_image_once(name, num_embedded, device,
         assert predicted["by_logits"].tolist() == learner.predict_by_logits(seen.images).tolist()
         if "by_nearest_mean" in predicted:
             assert predicted["by_nearest_mean"].tolist() == learner.predict_by_nearest_mean(seen.images).tolist()
-    assert found[:2] + [sum(found[2:])] == num_embedded
+    assert [*found[:2], sum(found[2:])] == num_embedded
