@@ -481,7 +481,7 @@ def main() -> None:
         verb(Output())
     except BrokenPipeError:  # the reader of our output, `head` say, has enough
         sys.stderr.close()
-        sys.exit(128 + signal.SIGPIPE)
+        sys.exit(128 + 13)  # as if SIGPIPE had ended it
     except (Exception, KeyboardInterrupt, Stopped) as error:
         message, code = _explained(error)
         print(printable(message), file=sys.stderr)

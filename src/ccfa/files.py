@@ -27,13 +27,18 @@ from ccfa.errors import DataError, ModelError, ResourceError
 
 TEXT_LIMIT = 2**27  # bytes of a JSON file or a log
 TENSOR_LIMIT = 2**36  # a checkpoint holds four networks, of which one may have gigabytes
+CAN_REFUSE_LINKS = hasattr(os, "O_NOFOLLOW")  # Windows cannot, nor can it flush what is open for reading
+NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
+CAREFULLY: int = os.O_RDONLY | sum(getattr(os, f"O_{name}", 0) for name in ("CLOEXEC", "NONBLOCK", "NOCTTY", "BINARY"))
 STALE_SECONDS = 3600  # a temporary file that was not written to for so long has no writer any more
 
 
 def read_file(path: Path, limit: int = TEXT_LIMIT) -> bytes:
     """Return the bytes of a file of a run, which is never a link; a ModelError says why it cannot be read."""
     try:
-        return read_regular(path, limit, os.O_NOFOLLOW)
+        if not CAN_REFUSE_LINKS and path.is_symlink():
+            raise DataError("is a link")
+        return read_regular(path, limit, NO_LINK)
     except DataError as error:
         raise ModelError(f"{path} {error}.") from error
 
@@ -54,7 +59,7 @@ def read_regular(path: Path, limit: int, flags: int = 0) -> bytes:
 def open_regular(path: Path, flags: int = 0) -> Iterator[tuple[int, int]]:
     """Open a regular file for reading and yield its descriptor and its size; errors are as those of `read_regular`."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
+        descriptor = os.open(path, CAREFULLY | flags)
         try:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode):
@@ -103,7 +108,9 @@ def remove_temporaries(folder: Path, before: float = float("inf")) -> None:
 
 def sync(path: Path) -> None:
     """Flush a file, or the entries of a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    if not CAN_REFUSE_LINKS:
+        return
+    descriptor = os.open(path, os.O_RDONLY | NO_LINK)
     try:
         os.fsync(descriptor)
     except OSError as error:  # some file systems cannot flush a folder

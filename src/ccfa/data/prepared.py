@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ccfa.data.decoding import Framing, decode_image
 from ccfa.data.images import ImageSet, some
 from ccfa.data.streamed import Streamed
-from ccfa.errors import DataError, LockedError, ModelError, ResourceError
+from ccfa.errors import DataError, LockedError, ModelError, ResourceError, UsageError
 from ccfa.files import disk_errors, make_folder, read_file, read_tensors, sync, write_atomically, write_tensors
 
 INDEX, PROGRESS, LOCK = "index.safetensors", "progress.jsonl", "lock"
@@ -216,7 +216,9 @@ class Preparation:
 
     @property
     def _num_workers(self) -> int:
-        return self.workers or len(os.sched_getaffinity(0))
+        return self.workers or (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        )
 
     def _num_done(self) -> int:
         return self.num_images if self.is_finished() else sum(shard.last - shard.first for shard in self.done())
@@ -230,6 +232,8 @@ class Preparation:
 
     def _decode(self, done: dict[Shard, Checks], told: Told) -> tuple[dict[str, NDArray[np.int64]], list[str]]:
         """Decode the shards that are left; return the CRC-32 of each image, -1 without one, and what is unreadable."""
+        if not hasattr(os, "pwrite"):
+            raise UsageError("`ccfa prepare` needs Linux or macOS: its threads write into one file at once.")
         shards = [
             Shard(part, first, min(first + SHARD, len(files)))
             for part, files in self.source.files.items()

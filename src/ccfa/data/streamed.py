@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -126,10 +125,10 @@ class Streamed:
         num_bytes = math.prod(self.shape[1:])
         lines = pixels.view(len(rows), num_bytes).numpy()
         try:
-            with open_regular(self.path) as (descriptor, _):
+            with open_regular(self.path) as (descriptor, _), open(descriptor, "rb", 0, closefd=False) as file:
                 for line, row in zip(lines, rows.tolist(), strict=True):
-                    num_read = os.preadv(descriptor, [line], row * num_bytes)
-                    if num_read != num_bytes or zlib.crc32(line) != self.checks[row]:
+                    file.seek(row * num_bytes)
+                    if file.readinto(line) != num_bytes or zlib.crc32(line) != self.checks[row]:
                         raise DataError(f"is damaged: image {row} is not the one that was prepared")
         except DataError as error:
             raise DataError(f"{self.path} {error}. `ccfa prepare ... --verify` repairs it.") from error

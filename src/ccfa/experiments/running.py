@@ -57,7 +57,8 @@ NETWORKS_PER_CHECKPOINT = 4  # the network, the previous one, the first one, and
 DECIDES_BITS = ("ccfa", "commit", "torch", "timm", "numpy", "device", "threads", "acceleration", "processes")
 TIME_LIMIT_CODE = 75
 # Clusters send SIGUSR1 or SIGUSR2 some time before they end a job.
-HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+HEEDED = tuple(signal.Signals[name] for name in _NAMES if name in signal.Signals.__members__)  # Windows has two
 
 
 class Audience(Observer, Protocol):
