@@ -15,7 +15,7 @@ from ccfa.experiments.analyses import KINDS, NUM_FEATURES, NUM_IMAGES, feature_p
 from ccfa.experiments.tables import Result
 from ccfa.files import make_folder, write_atomically, write_table
 from ccfa.reporting.comparison import Comparison, common_folder, compare_entries, families, gather, grouped, setting
-from ccfa.reporting.tables import Value, method_name
+from ccfa.reporting.tables import Value, method_name, sentence
 
 try:
     import matplotlib
@@ -169,7 +169,7 @@ def _cka(entries: Sequence[Result], options: FigureOptions) -> Drawn:
     caption = (
         f"Linear CKA ({ESTIMATORS[options.estimator]}) between the maps of the network after the first stage "
         f"and after each later stage, {comparison.title}, on {num_images:,} test images of the first stage's "
-        f"classes. Maps are flattened: every channel at every position is a feature.{_bands(comparison)}"
+        f"classes. Maps are flattened: every channel at every position is a feature.{_below(comparison)}"
     )
     figure = draw_curves(panels, "stage", "Stage", "CKA")
     return figure, [row for _, rows in panels for row in rows], caption, comparison.notes
@@ -183,7 +183,7 @@ def _accuracy(entries: Sequence[Result], options: FigureOptions) -> Drawn:
         panels.append((one.title, [{"panel": number, "scenario": one.title, **row} for row in rows]))
     caption = (
         "Accuracy on the test images of all classes seen so far after each stage, by each method's own rule of "
-        f"prediction: {'; '.join(title for title, _ in panels)}.{_bands(*compared)}"
+        f"prediction: {'; '.join(title for title, _ in panels)}.{_below(*compared)}"
     )
     figure = draw_curves(panels, "num_seen", "Number of classes", "Accuracy (%)")
     notes = [note for one in compared for note in one.notes]
@@ -222,8 +222,11 @@ def _rows(comparison: Comparison, values: Sequence[Sequence[Value]]) -> list[Row
     return rows
 
 
-def _bands(*compared: Comparison) -> str:
-    return BANDS if any(len(line.entries) > 1 for comparison in compared for line in comparison.lines) else ""
+def _below(*compared: Comparison) -> str:
+    """Return the end of a caption: what bands are, and how the runs were set."""
+    banded = any(len(line.entries) > 1 for comparison in compared for line in comparison.lines)
+    settings = dict.fromkeys(sentence(note) for comparison in compared for note in comparison.settings)
+    return " ".join([BANDS if banded else "", *settings]).rstrip()
 
 
 def draw_curves(panels: Sequence[tuple[str, Sequence[Row]]], x: str, x_label: str, y_label: str) -> Figure:

@@ -88,6 +88,11 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
     return f"{number} {noun}{'' if number == 1 else plural}"
 
 
+def sentence(text: str) -> str:
+    """Return a note with a capital letter, as it stands among sentences."""
+    return text[:1].upper() + text[1:]
+
+
 def plain(name: str) -> str:
     return name.replace("_", " ")
 
@@ -130,14 +135,17 @@ def to_markdown(table: Table, title: str, note: str) -> str:
     """Format a table in Markdown, under a line with its title and a note."""
     rule = ["---", *["---:"] * (len(table.headings) - 1)]
     lines = [map(_markdown, table.headings), rule, *(map(_markdown, row) for row in table.rows)]
-    return "\n".join([f"**{_markdown(title)}**, {note}", "", *(f"| {' | '.join(line)} |" for line in lines)]) + "\n"
+    return (
+        "\n".join([f"**{_markdown(title)}**, {_markdown(note)}", "", *(f"| {' | '.join(line)} |" for line in lines)])
+        + "\n"
+    )
 
 
 def to_latex(table: Table, title: str, note: str) -> str:
     """Format a table in the style of LaTeX's booktabs, under a comment with its title and a note."""
     heading, *body = (" & ".join(map(_latex, row)) + r" \\" for row in [table.headings, *table.rows])
     lines = [
-        f"% {' '.join(title.split())}, {note}",
+        f"% {' '.join(f'{title}, {note}'.split())}",
         r"% Needs \usepackage{booktabs}.",
         rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}",
         r"\toprule",
