@@ -112,13 +112,13 @@ def test_options_that_differ_between_methods_are_named(tmp_path):
     comparison = compare_entries(runs)
     assert list(named(comparison)) == ["podnet", "afc, epochs=6", "icarl", "ranpac"], "20 epochs are podnet's default"
     (note,) = comparison.settings
-    assert note.startswith("epochs differs between methods: 20 (podnet, icarl, ranpac), 6 (afc)")
+    assert note.startswith("between methods epochs differs: 20 (podnet, icarl, ranpac), 6 (afc)")
     assert note in printed(comparison)
     write_comparison(comparison, tmp_path / "page")
     for name in ("table.csv", "table.md", "table.tex", "index.html"):
         assert re.search(r"afc, epochs=6\W", (tmp_path / "page" / name).read_text())
     for name in ("table.md", "table.tex", "index.html"):
-        assert "differs between methods: 20" in (tmp_path / "page" / name).read_text()
+        assert "methods epochs differs: 20" in (tmp_path / "page" / name).read_text()
 
 
 def test_options_of_all_runs_are_said_once():
@@ -132,7 +132,7 @@ def test_options_of_all_runs_are_said_once():
     plugged = [entry("a", ccfa=True, options={"ccfa.count": "3"}), entry("b", method="icarl", ccfa=True)]
     assert list(named(compare_entries(plugged))) == ["podnet + CCFA, ccfa.count=3", "icarl + CCFA"]
     fewer = [entry("a", memory=5), entry("b", method="icarl")]
-    assert compare_entries(fewer).settings == ("memory differs between methods: 5 (podnet), 20 (icarl).",)
+    assert compare_entries(fewer).settings == ("between methods memory differs: 5 (podnet), 20 (icarl).",)
 
 
 @pytest.mark.parametrize(

@@ -379,7 +379,7 @@ def _settings_notes(entries: Sequence[Result]) -> Iterator[str]:
             shared += [f"{name}={value}" for value in methods]
         elif len({frozenset(names) for names in methods.values()}) > 1:
             told = ", ".join(f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in methods.items())
-            yield f"{name} differs between methods: {told}."
+            yield f"between methods {name} differs: {told}."
     if shared:
         yield f"set for all runs that have the option: {', '.join(shared)}."
 
