@@ -13,7 +13,7 @@ from rich.table import Table as Screen
 from ccfa import experiments
 from ccfa.data import data_set
 from ccfa.errors import CcfaError, DataError, LockedError, ResourceError, Stopped, UsageError
-from ccfa.evaluation import COSTS, DEFINITIONS, Report
+from ccfa.evaluation import COSTS, METRICS, Report
 from ccfa.experiments import Run, resolve
 from ccfa.experiments import sweep as sweeping
 from ccfa.experiments.experiment import Resolved
@@ -300,9 +300,12 @@ def show_result(report: Report, path: Path, resolved: Resolved | None, console: 
     is_wide = console.width >= WIDE
     if is_wide:  # the page has the definitions, too
         screen.add_column("definition")
-    for row, definition in zip(rows, DEFINITIONS.values(), strict=True):
+    shown = [metric.definition for metric in METRICS.values() if metric.column]
+    for row, definition in zip(rows, shown, strict=True):
         screen.add_row(*map(str, row), *([definition] if is_wide else []))
     console.print(screen)
+    others = ", ".join(str(name) for name, *_ in metrics_table(report, others=True).rows)
+    console.print(f"Other definitions are on the page and in report.json: {others}.", style="dim")
     costs = [f"{COSTS[name].heading} {text}" for name, text in cost_texts(report).items()]
     console.print(", ".join(costs), soft_wrap=True)
     console.print(f"Run directory: {path}", soft_wrap=True)
