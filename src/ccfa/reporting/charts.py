@@ -260,7 +260,7 @@ def heat_map(
 ) -> Markup:
     """Draw a square matrix of percentages in shades of one colour; NaN is left out.
 
-    Rows and columns have the same names, which are on the axes where they fit; elsewhere there are numbers. `label` says
+    Rows and columns have the same names, which are on the axes if they fit; otherwise there are numbers. `label` says
     in words what is shown, `row_label` and `column_label` what a row and a column are. A line is drawn before each row
     and column of `lines`. With `faint` the shade grows with the square root, so that small values show, and zeros have
     no number.
