@@ -385,6 +385,15 @@ def test_figures_have_their_numbers(runs, titles):
     assert set(re.findall(r'(?:src|href)="([^":]*)"', text)) == FILES - {"index.html"}
 
 
+def test_figures_of_many_methods_share_a_scale():
+    runs = [entry(f"runs/{at}", 0.2 + at / 10, method=f"method-{at}") for at in range(6)]
+    text = comparison_page(compare_entries(runs))
+    charts = re.findall(r"(?s)<svg.*?</svg>", text.partition("Accuracy and memory")[0])
+    scales = {tuple(re.findall(r'text-anchor="end">([^<]+)<', chart)) for chart in charts}
+    assert len(charts) == 6
+    assert len(scales) == 1
+
+
 def test_command_prints_and_writes_beside_the_runs(call, tmp_path):
     runs = tmp_path / "runs"
     for seed, value in ALONE.items():

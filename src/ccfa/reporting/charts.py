@@ -121,18 +121,20 @@ def line_figure(
     decimals: int = 1,
     marks: Sequence[int] = (),
     from_zero: bool = False,
+    covered: Sequence[float] = (),
 ) -> Figure:
     """Draw curves over common, ascending places, with a legend and the same numbers as a table.
 
     `unit` and `decimals` are of the values in hints and in the table. `marks` are places of vertical hairlines. With
-    `from_zero` the y axis includes 0. Of a single place, the numbers are shown instead of dots.
+    `from_zero` the y axis includes 0; it always includes the values `covered`, so that figures can share a scale. Of a
+    single place, the numbers are shown instead of dots.
     """
     known = [value for one in curves for part in (one.y, one.low, one.high) for value in part if math.isfinite(value)]
     if not known:
         return Figure(title, meaning)
     if len(x) == 1:
         return Figure(title, meaning, _numbers(f"{x_label} {x[0]}", curves, unit, decimals))
-    y_ticks = ticks([*known, 0.0] if from_zero else known)
+    y_ticks = ticks([*known, *covered, 0.0] if from_zero else [*known, *covered])
     across = _scale(x[0], x[-1], LEFT, WIDTH - RIGHT)
     up = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     x_ticks = [tick for tick in ticks(x, 7) if x[0] <= tick <= x[-1] and tick.is_integer()]

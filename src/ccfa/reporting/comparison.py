@@ -587,13 +587,14 @@ def _linked(runs: Table, folder: Path | None) -> Table:
 
 
 def _curves(comparison: Comparison) -> list[Figure]:
-    """Draw all lines in one figure, or a figure for each method where there are many."""
+    """Draw all lines in one figure, or a figure for each method where there are many; all have the same scale."""
     methods: dict[str, list[Line]] = {}
     for line in comparison.lines:
         methods.setdefault(line.experiment.method, []).append(line)
     if len(methods) <= MAX_METHODS_IN_ONE_FIGURE and len(comparison.lines) <= NUM_COLOURS:
         methods = {"All methods": [*comparison.lines]} if methods else {}
-    return [_curve(comparison.num_seen, lines, title) for title, lines in methods.items()]
+    values = [edge for line in comparison.lines for value in line.curve for edge in _band(value)]
+    return [_curve(comparison.num_seen, lines, title, values) for title, lines in methods.items()]
 
 
 def _memory(comparison: Comparison) -> Figure:
@@ -620,7 +621,7 @@ def families(names: Iterable[str]) -> dict[str, int]:
     return {name: numbers[family] for name, family in alone.items()}
 
 
-def _curve(num_seen: list[int], lines: Sequence[Line], title: str) -> Figure:
+def _curve(num_seen: list[int], lines: Sequence[Line], title: str, covered: Sequence[float]) -> Figure:
     colours = families(line.name for line in lines)
     both = len({line.experiment.ccfa for line in lines}) == 2
     curves = []
@@ -630,12 +631,18 @@ def _curve(num_seen: list[int], lines: Sequence[Line], title: str) -> Figure:
             Curve(
                 line.name,
                 [value.mean for value in values],
-                low=[max(value.mean - value.spread, 0.0) for value in banded],
-                high=[min(value.mean + value.spread, 100.0) for value in banded],
+                low=[_band(value)[0] for value in banded],
+                high=[_band(value)[1] for value in banded],
                 colour=colours[line.name],
                 dashed=both and not line.experiment.ccfa,
             )
         )
     rows = [[line.name, str(len(line.entries)), *map(str, line.curve)] for line in lines]
-    figure = line_figure(title, "", "classes seen", num_seen, curves, "accuracy, percent", "", 2)
+    figure = line_figure(title, "", "classes seen", num_seen, curves, "accuracy, percent", "", 2, covered=covered)
     return figure._replace(table=Table(["method", "runs", *map(str, num_seen)], rows))
+
+
+def _band(value: Value) -> tuple[float, float]:
+    """Return one standard deviation to each side of an accuracy in percent; of a single run the accuracy itself."""
+    spread = 0.0 if math.isnan(value.spread) else value.spread
+    return max(value.mean - spread, 0.0), min(value.mean + spread, 100.0)
