@@ -126,7 +126,7 @@ def test_a_diverging_run_is_code_6_keeps_what_it_has_and_is_not_reused(call, tmp
     assert "Traceback" not in err
     assert Run(tmp_path / "run").status["state"] == "failed"
     code, out, _ = call("compare", "run")
-    assert code == 0
+    assert code == 4
     assert "run is unfinished (1 of 2 stages" in out
     assert call(*arguments, "--reuse")[0] == 6, "continued, and it diverges again"
 

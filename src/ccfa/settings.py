@@ -222,6 +222,8 @@ class Running(Computing):
             trains is always saved.
         max_minutes: Stop after this many minutes, with exit code 75. The run is saved and can be continued.
         tensorboard: Write event files for TensorBoard, an optional extra, into the run directory.
+        track: Send the numbers to a tracker, an optional extra: trackio (which needs no account), wandb or swanlab.
+        project: The tracker's project.
         plugin: A Python file that registers your own methods, backbones or data sets.
 
     >>> Running(device="cpu", max_minutes=10).checkpoint_minutes
@@ -234,6 +236,8 @@ class Running(Computing):
     checkpoint_minutes: float = 5.0
     max_minutes: Annotated[float | None, arg(aliases=["--minutes"])] = None
     tensorboard: bool = False
+    track: Literal["trackio", "wandb", "swanlab"] | None = None
+    project: str = "ccfa"
     plugin: UseAppendAction[tuple[Path, ...]] = ()
 
 

@@ -52,6 +52,15 @@ def test_test_part_is_used(part, tmp_path):
     assert (train.labels.tolist(), test.labels.tolist()) == ([0, 0, 0, 1, 1, 1], [0, 0, 1, 1])
 
 
+def test_sets_know_the_files_of_their_images(photos):
+    train, test, _ = load(photos)
+    assert {*train.files, *test.files} == {str(path.relative_to(photos)) for path in photos.glob("*/*")}
+    held = test.reorder([2, 0, 1]).to("cpu")
+    for image, label, file in zip(held.images.numpy(), held.labels, held.files, strict=True):
+        assert file.startswith(f"{held.class_names[label]}/")
+        assert (decode_image(photos / file, Framing(8)) == image).all()
+
+
 def test_hidden_files_and_links(photos, tmp_path):
     (photos / "README.txt").write_text("about these photos")
     (photos / ".cache").mkdir()

@@ -133,6 +133,64 @@ def test_names_of_points_fit_their_places(browser, pages, width):
     assert all(length <= text_width(name) for name, length in names if name.isascii())
 
 
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory):
+    """A comparison of ten methods with long names, and the page of a run whose classes have names of all lengths."""
+    folder = tmp_path_factory.mktemp("crowded")
+    options = {"epochs": "6", "weight_of_the_distillation_loss": "0.125"}
+    runs = [
+        entry(
+            f"runs/{at}", 0.7 - at / 50, method=f"method-{at // 2}", ccfa=at % 2 == 1, options=options if at % 3 else {}
+        )
+        for at in range(20)
+    ]
+    names = ["a", "aquarium fish", "W" * 40, *(f"{'i' * number} class {number}" for number in range(13))]
+    resolved = synthetic_resolved(names, increment=4)
+    return [
+        write_comparison(compare_entries(runs), folder / "comparison"),
+        write_report(synthetic_run(folder / "run", resolved, epochs=10), resolved),
+    ]
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_no_text_leaves_its_picture(browser, crowded, width):
+    for page in crowded:
+        look(browser, page, width)
+        outside = browser.execute_script(
+            """return [...document.querySelectorAll('svg.chart')].flatMap((chart) => {
+                 const room = chart.getBoundingClientRect();
+                 return [...chart.querySelectorAll('text')].filter((text) => {
+                   const box = text.getBoundingClientRect();
+                   return box.left < room.left - 1 || box.right > room.right + 1 ||
+                     box.top < room.top - 1 || box.bottom > room.bottom + 1;
+                 }).map((text) => text.textContent);
+               })"""
+        )
+        assert outside == []
+        names = browser.execute_script(
+            "return [...document.querySelectorAll('.legend li')].map((li) => li.scrollWidth)"
+        )
+        assert max(names) <= width
+
+
+def test_table_shows_that_it_scrolls(browser, crowded):
+    look(browser, crowded[0], 400)
+    table = browser.find_element(By.CSS_SELECTOR, ".whole > .scroll")
+    assert table.get_property("scrollWidth") > table.get_property("clientWidth")
+
+    def edge():
+        """The grey values of the last columns of pixels beside the first rows of the table."""
+        browser.execute_script("arguments[0].scrollIntoView()", table)
+        screenshot = base64.b64decode(browser.execute_cdp_cmd("Page.captureScreenshot", {})["data"])
+        image = np.asarray(Image.open(io.BytesIO(screenshot)).convert("L"))
+        right = round(browser.execute_script("return arguments[0].getBoundingClientRect().right", table))
+        return np.median(image[100:400, right - 4 : right], axis=0)
+
+    assert edge().max() < 250, "there is more to the right"
+    browser.execute_script("arguments[0].scrollLeft = 10000", table)
+    assert edge().min() > 250, "this is the end"
+
+
 def test_whole_table_fits_the_window(browser, tmp_path):
     runs = [
         entry(f"runs/{seed}{ccfa}", 0.6 + seed / 100, method="podnet", ccfa=ccfa, seed=seed, sizes_mb=(1.9, 0.1, 0.3))

@@ -1,4 +1,5 @@
 import itertools
+import json
 import math
 import re
 from xml.etree import ElementTree
@@ -138,6 +139,29 @@ def test_heat_map_paints_each_cell():
     hints = [row.split(",") for row in drawn(chart).get("data-values").split(";")]
     assert hints[3][4] == ""
     assert float(hints[0][0]) == pytest.approx(values[0, 0], abs=0.051)
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["cat", "dog", "aquarium fish"], ["cat", "dog", "aquarium fish"]),
+        (["cat", "d" * 50, "aquarium fish"], ["cat", "d" * 12 + "…", "aquarium fish"]),
+        (["x" * 50 + "a", "x" * 50 + "b", "c"], ["0", "1", "2"]),  # the same when they are cut
+        ([f"name {number}" for number in range(40)], [str(number) for number in range(0, 40, 5)]),
+    ],
+)
+def test_class_names_are_on_the_axes_if_they_fit(names, shown):
+    chart = drawn(heat_map(np.eye(len(names)), names, "l", "r", "c", faint=True))
+    texts = [text.text for text in chart.findall("text") if text.get("class") == "tick"]
+    assert texts == [name for name in shown for _ in range(2)]
+    assert json.loads(chart.get("data-names"))[0] == [f"r {name}" for name in names]
+
+
+def test_single_point_is_a_number():
+    curves = [Curve("a", [12.34]), Curve("<b>", [math.nan])]
+    figure = line_figure("t", "m", "stage", [1], curves)
+    assert "<svg" not in figure.chart
+    assert re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", figure.chart) == [("a", "12.3 %"), ("&lt;b&gt;", "-")]
 
 
 @pytest.mark.parametrize("value", [1e38, -1e38, math.inf, 1e-38])

@@ -29,6 +29,7 @@ from ccfa.reporting.comparison import (
     scenario_name,
     summary_table,
     without_ccfa,
+    write_comparison,
 )
 from ccfa.reporting.tables import Table, Value, to_csv, to_latex, to_markdown
 from ccfa.reporting.terminal import Output
@@ -99,6 +100,39 @@ def test_names_say_what_differs():
     second.report.config["resolved"]["method"]["phases"][0]["lr"] = 0.2
     resolved = ["podnet, method.phases.0.lr=0.1", "podnet, method.phases.0.lr=0.2"]
     assert list(named(compare_entries([first, second]))) == resolved
+
+
+def test_options_that_differ_between_methods_are_named(tmp_path):
+    runs = [
+        entry("a", 0.5),
+        entry("b", 0.6, method="afc", options={"epochs": "6"}),
+        entry("c", 0.6, method="icarl", options={"epochs": "20"}),
+        entry("d", 0.6, method="ranpac"),
+    ]
+    comparison = compare_entries(runs)
+    assert list(named(comparison)) == ["podnet", "afc, epochs=6", "icarl", "ranpac"], "20 epochs are podnet's default"
+    (note,) = comparison.settings
+    assert note.startswith("between methods epochs differs: 20 (podnet, icarl, ranpac), 6 (afc)")
+    assert note in printed(comparison)
+    write_comparison(comparison, tmp_path / "page")
+    for name in ("table.csv", "table.md", "table.tex", "index.html"):
+        assert re.search(r"afc, epochs=6\W", (tmp_path / "page" / name).read_text())
+    for name in ("table.md", "table.tex", "index.html"):
+        assert "methods epochs differs: 20" in (tmp_path / "page" / name).read_text()
+
+
+def test_options_of_all_runs_are_said_once():
+    runs = [
+        entry("a", options={"epochs": "5", "balanced_epochs": "2"}),
+        entry("b", method="icarl", options={"epochs": "5"}),
+    ]
+    comparison = compare_entries(runs)
+    assert list(named(comparison)) == ["podnet", "icarl"]
+    assert comparison.settings == ("set for all runs that have the option: epochs=5, balanced_epochs=2.",)
+    plugged = [entry("a", ccfa=True, options={"ccfa.count": "3"}), entry("b", method="icarl", ccfa=True)]
+    assert list(named(compare_entries(plugged))) == ["podnet + CCFA, ccfa.count=3", "icarl + CCFA"]
+    fewer = [entry("a", memory=5), entry("b", method="icarl")]
+    assert compare_entries(fewer).settings == ("between methods memory differs: 5 (podnet), 20 (icarl).",)
 
 
 @pytest.mark.parametrize(
@@ -351,6 +385,15 @@ def test_figures_have_their_numbers(runs, titles):
     assert set(re.findall(r'(?:src|href)="([^":]*)"', text)) == FILES - {"index.html"}
 
 
+def test_figures_of_many_methods_share_a_scale():
+    runs = [entry(f"runs/{at}", 0.2 + at / 10, method=f"method-{at}") for at in range(6)]
+    text = comparison_page(compare_entries(runs))
+    charts = re.findall(r"(?s)<svg.*?</svg>", text.partition("Accuracy and memory")[0])
+    scales = {tuple(re.findall(r'text-anchor="end">([^<]+)<', chart)) for chart in charts}
+    assert len(charts) == 6
+    assert len(scales) == 1
+
+
 def test_command_prints_and_writes_beside_the_runs(call, tmp_path):
     runs = tmp_path / "runs"
     for seed, value in ALONE.items():
@@ -363,6 +406,25 @@ def test_command_prints_and_writes_beside_the_runs(call, tmp_path):
     assert {path.name for path in (runs / "comparison").iterdir()} == FILES
     assert call("compare", runs / "p0", "--out", "here")[0] == 0
     assert {path.name for path in (tmp_path / "here").iterdir()} == FILES
+
+
+def test_page_leads_to_the_runs(tmp_path):
+    runs = [store(tmp_path / "runs" / name, seed=seed) for seed, name in enumerate(["a b", "c#1"])]
+    (runs[1] / "report.html").touch()
+    page = write_comparison(compare(runs), tmp_path / "page").read_text()
+    assert re.findall(r'href="([^"]*report.html)"', page) == ["../runs/c%231/report.html"]
+    assert str(runs[0]) in page
+
+
+def test_replaced_page_is_told_and_no_page_is_empty(call, tmp_path):
+    first, unfinished = store(tmp_path / "a"), store(tmp_path / "b", seed=1, finished=False)
+    assert "(replaced, " not in call("compare", first)[1]
+    assert "(replaced, " in call("compare", first)[1]
+    before = contents(tmp_path)
+    code, out, err = call("compare", unfinished)
+    assert (code, contents(tmp_path)) == (ModelError.exit_code, before)
+    assert str(unfinished) in out
+    assert "ccfa resume" in err
 
 
 @pytest.mark.parametrize(("place", "expected"), [("file/page", 5), ("a", 2)])

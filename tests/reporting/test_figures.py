@@ -99,7 +99,7 @@ def test_panel_for_each_scenario(made_up):
 def require_room(figure):
     """No panel, with its title, labels and ticks, may lie over another, over the legend or beyond the page."""
     figure.draw_without_rendering()
-    boxes = [axes.get_tightbbox() for axes in figure.axes] + [legend.get_window_extent() for legend in figure.legends]
+    boxes = [axes.get_tightbbox() for axes in figure.axes] + [legend.get_tightbbox() for legend in figure.legends]
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
     for box in boxes:
         assert box.x0 >= 0 <= box.y0
@@ -107,13 +107,14 @@ def require_room(figure):
         assert box.y1 <= figure.bbox.y1
 
 
-@pytest.mark.parametrize(("num_panels", "num_methods"), [(1, 1), (2, 7), (5, 7)])
-def test_curves_do_not_overlap(num_panels, num_methods):
+@pytest.mark.parametrize("options", ["", ", epochs=6, balanced_epochs=20, ccfa.step_size=0.125,0.25", ", " + 99 * "x"])
+@pytest.mark.parametrize(("num_panels", "num_methods"), [(1, 1), (1, 10), (2, 7), (5, 7)])
+def test_curves_do_not_overlap(num_panels, num_methods, options):
     rows = [
-        {"name": f"method-{name}{' + CCFA' * ccfa}", "x": x, "mean": 90 - 0.4 * x, "spread": 0.0}
+        {"name": f"method-{name}{' + CCFA' * ccfa}{options}", "x": x, "mean": 90 - 0.4 * x, "spread": 0.0}
         for name, ccfa, x in itertools.product(range(num_methods), (0, 1), range(50, 101, 5))
     ]
-    panels = [(f"cifar100 · B50-inc{number}", rows) for number in range(num_panels)]
+    panels = [(f"cifar100{options} · B50-inc{number}", rows) for number in range(num_panels)]
     figure = draw_curves(panels, "x", "Number of classes", "Accuracy (%)")
     require_room(figure)
     assert all(axes.get_window_extent().height > 60 for axes in figure.axes)  # points, of 72 an inch
@@ -128,6 +129,7 @@ def test_class_names_fit_and_are_no_formula(tmp_path):
         for kind in analyses.KINDS
     ]
     require_room(draw_plane(points, names))
+    require_room(draw_plane(points, {number: f"{name} of the northern seas" for number, name in names.items()}))
     assert write_figure("accuracy", [store(tmp_path / "run", data=r"a$\frac{$b")]).paths
 
 
@@ -146,6 +148,8 @@ def test_command_prints_caption_paths_and_notes(made_up, call, tmp_path):
     assert (tmp_path / "out" / "accuracy.txt").read_text() in output
     assert all(str(tmp_path / "out" / f"accuracy.{suffix}") in output for suffix in SUFFIXES)
     assert all(str(path) in output for path in paths[1:])
+    assert "replaced" not in output
+    assert "replaced" in call("figure", "accuracy", *paths, "--out", tmp_path / "out")[1]
     (tmp_path / "file").touch()
     code, _, errors = call("figure", "accuracy", *paths, "--out", tmp_path / "file" / "out")
     assert code == 5

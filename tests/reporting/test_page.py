@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ccfa.data import ImageSet
 from ccfa.errors import ModelError
 from ccfa.experiments import Run
 from ccfa.reporting import page as module
@@ -204,6 +205,27 @@ def test_pictures_are_the_images_meant(tmp_path, resolved):
     assert kind == "data:image/png;base64"
     strip_of_all = np.asarray(Image.open(io.BytesIO(base64.b64decode(content))))
     np.testing.assert_array_equal(strip_of_all, np.hstack(pictures["mistakes"]))
+
+
+def test_wrong_photos_are_named(tmp_path, monkeypatch):
+    images = synthetic_resolved(NAMES, side=8)
+    files = [f"class/<{row}>.jpg" for row in range(len(images.test))]
+    resolved = images._replace(test=ImageSet(images.test.images, images.test.labels, NAMES, files))
+    run = synthetic_run(tmp_path / "run", resolved)
+    page = text(write_report(run, resolved))
+    labels, predicted = Contents(run).labelled[-1]
+    expected = [[files[row], NAMES[labels[row]], NAMES[predicted[row]]] for row in np.flatnonzero(labels != predicted)]
+    assert module.wrong_table(Contents(run)).rows == expected
+    assert all(file.replace("<", "&lt;").replace(">", "&gt;") in page for file, *_ in expected)
+    monkeypatch.setattr(module, "MAX_WRONG_FILES", 2)
+    assert f"the first 2 of {len(expected)}" in text(write_report(run, resolved))
+
+
+def test_one_forgetting_and_the_others_on_request(run):
+    page = text(write_report(run))
+    shown, _, rest = page.partition("Other definitions of forgetting")
+    assert re.findall(r"<th scope=\"row\"[^>]*>(forgetting[^<]*)", shown) == ["forgetting"]
+    assert "forgetting lee2019" in rest
 
 
 def test_command_names_device_and_speed(run):

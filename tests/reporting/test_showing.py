@@ -7,11 +7,11 @@ import shutil
 import pytest
 
 from ccfa.errors import LockedError, ResourceError
-from ccfa.evaluation import DEFINITIONS, Numbers, Report
+from ccfa.evaluation import METRICS, Numbers, Report
 from ccfa.experiments import Experiment, Run
 from ccfa.experiments.run_directory import locked
 from ccfa.reporting.showing import _run_shown, _show_page, show_finished, show_result
-from ccfa.reporting.tables import percent, plain
+from ccfa.reporting.tables import metric_name, percent
 from ccfa.reporting.terminal import Output
 from ccfa.settings import Running
 from toy_runs import toy_resolved, toy_run
@@ -44,7 +44,7 @@ def test_a_run_that_ends_early_has_a_page(tmp_path, console, fail, fault, kind):
 
 
 def test_metrics_of_every_rule(tmp_path, console):
-    values = {name: (index + 1) / 10 + 0.00123 for index, name in enumerate(DEFINITIONS)}
+    values = {name: (index + 1) / 10 + 0.00123 for index, name in enumerate(METRICS)}
     rules = {"logits": Numbers([0.5], {"last_accuracy": 0.4321}), "nearest_mean": Numbers([0.5], values)}
     report = Report("a [bold] name", {}, [2], "nearest_mean", rules, {}, 12.4, finished=True, exemplars_mb=0.5)
     show_result(report, tmp_path, None, console)
@@ -53,8 +53,10 @@ def test_metrics_of_every_rule(tmp_path, console):
     assert "parameters MB -, remembered MB -, exemplars MB 0.500, minutes 0.21" in text
     assert text.index("nearest mean (own rule)") < text.index("by logits")
     rows = {row[0]: row[1:] for row in ([cell.strip() for cell in line[1:-1].split("│")] for line in text.splitlines())}
-    for name, value in values.items():
-        assert rows[plain(name)][:2] == [percent(value), "43.21" if name == "last_accuracy" else "-"]
+    assert "forgetting lee2019" in text, "the others are named"
+    assert not any(name.startswith("forgetting ") for name in rows), "one forgetting"
+    for name, value in ((name, value) for name, value in values.items() if METRICS[name].column):
+        assert rows[metric_name(name)][:2] == [percent(value), "43.21" if name == "last_accuracy" else "-"]
 
 
 def test_a_page_that_fails_hides_no_error(tmp_path, console, fail, monkeypatch):

@@ -203,7 +203,8 @@ def load_folder(
             notes += photos.single_images()
         for note in notes:
             _notice(note)
-        parts.append(photos.images)
+        files = [_shown(path.relative_to(root)) for path in photos.paths]
+        parts.append(ImageSet(photos.images.images, photos.images.labels, photos.images.class_names, files))
     train, test = parts if len(parts) == 2 else parts[0].hold_out(held_out, seed)
     if num_shared := _num_shared(train, test):
         _notice(f"{num_shared} of the {len(test)} test images are training images too; accuracies will be too high.")
@@ -352,6 +353,11 @@ def image_digests(images: Pixels) -> list[bytes]:
 def _listing(unreadable: Sequence[tuple[Path, str]]) -> str:
     lines = some([f"  {path} {reason}" for path, reason in unreadable], "\n")
     return f"{_num(len(unreadable), 'file')} cannot be used:\n{lines}"
+
+
+def _shown(path: Path) -> str:
+    """The path as text that can be written anywhere, also if it is not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _num(number: int, one: str, several: str = "") -> str:

@@ -42,6 +42,7 @@ class ImageSet:
         images: uint8 [N, C, H, W], with 1 or 3 channels. A NumPy array, a tensor, or `Streamed`.
         labels: The class number of each image, [N], from 0 to the number of classes - 1.
         class_names: The name of each class.
+        files: The name of each image's file, for reports; empty if they are not known.
 
     Raises:
         DataError: If the arguments do not fit each other.
@@ -58,7 +59,13 @@ class ImageSet:
         ('bee', 'ant')
     """
 
-    def __init__(self, images: Array | Streamed, labels: Array | Sequence[int], class_names: Iterable[str]) -> None:
+    def __init__(
+        self,
+        images: Array | Streamed,
+        labels: Array | Sequence[int],
+        class_names: Iterable[str],
+        files: Sequence[str] = (),
+    ) -> None:
         # Called a tensor, so that code for the usual sets needs no cast; `Streamed` has what training uses of one.
         self.images = cast(Tensor, images) if isinstance(images, Streamed) else _tensor(images)
         given = _tensor(labels)
@@ -87,12 +94,15 @@ class ImageSet:
                 f"Labels go from {low} to {high}, expected 0 to {self.num_classes - 1} "
                 f"for the {self.num_classes} class names given."
             )
+        self.files = tuple(files)
+        if self.files and len(self.files) != len(self.images):
+            raise DataError(f"Expected {len(self.images)} file names, one per image, got {len(self.files)}.")
         self._shared = _Shared(self.images)
         if isinstance(images, Streamed):
             _ = self.fingerprint  # by the stored checks: a copy on a device must not have one by its pixels
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ImageSet, (self.images, self.labels, self.class_names)  # weak references cannot be stored
+        return ImageSet, (self.images, self.labels, self.class_names, self.files)  # weak references cannot be stored
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -148,9 +158,10 @@ class ImageSet:
     def subset(self, rows: Array | Sequence[int]) -> ImageSet:
         """Return the images of some rows, in the order given, with the same class names."""
         chosen = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
+        files = [self.files[row] for row in chosen.tolist()] if self.files else ()
         if isinstance(self.images, Streamed):
-            return ImageSet(self.images.picked(chosen.cpu().numpy()), self.labels[chosen], self.class_names)
-        return ImageSet(self.images[chosen], self.labels[chosen], self.class_names)
+            return ImageSet(self.images.picked(chosen.cpu().numpy()), self.labels[chosen], self.class_names, files)
+        return ImageSet(self.images[chosen], self.labels[chosen], self.class_names, files)
 
     def batches(self, order: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Yield what a training step takes of each batch of rows: the rows and, if they are streamed, their images.
@@ -179,7 +190,7 @@ class ImageSet:
         """A set of the same images, which need not be checked again."""
         same = ImageSet.__new__(ImageSet)
         same.images, same.labels, same.class_names = images, labels, tuple(class_names)
-        same._shared = self._shared
+        same._shared, same.files = self._shared, self.files
         return same
 
     def hold_out(self, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:

@@ -130,7 +130,7 @@ class Metric(NamedTuple):
 
     definition: str
     of: Callable[[Evaluated], float]
-    column: str = ""  # the heading in a comparison; without one it is not shown there
+    column: str = ""  # the heading in a comparison; without one it is shown only where it is asked for
     headline: str = ""  # its name at the top of a run's page; without one it is not shown there
 
 

@@ -32,6 +32,9 @@ PLACES = (  # of a name beside its dot, the best first: anchor, across, down
 )
 NUM_SHADES = 32  # of a heat map
 MAX_CELLS_WITH_NUMBERS = 14  # on a side; smaller cells have no room
+MAX_NAMES = 24  # on an axis of a heat map
+MAX_NAME_WIDTH = 130.0
+PHONE = 15 / 12  # how much larger the text of charts is in a narrow window
 
 
 class Figure(NamedTuple):
@@ -118,20 +121,23 @@ def line_figure(
     decimals: int = 1,
     marks: Sequence[int] = (),
     from_zero: bool = False,
+    covered: Sequence[float] = (),
 ) -> Figure:
     """Draw curves over common, ascending places, with a legend and the same numbers as a table.
 
     `unit` and `decimals` are of the values in hints and in the table. `marks` are places of vertical hairlines. With
-    `from_zero` the y axis includes 0.
+    `from_zero` the y axis includes 0; it always includes the values `covered`, so that figures can share a scale. Of a
+    single place, the numbers are shown instead of dots.
     """
     known = [value for one in curves for part in (one.y, one.low, one.high) for value in part if math.isfinite(value)]
     if not known:
         return Figure(title, meaning)
-    y_ticks = ticks([*known, 0.0] if from_zero else known)
-    margin = 1 if len(x) == 1 else 0
-    across = _scale(x[0] - margin, x[-1] + margin, LEFT, WIDTH - RIGHT)
+    if len(x) == 1:
+        return Figure(title, meaning, _numbers(f"{x_label} {x[0]}", curves, unit, decimals))
+    y_ticks = ticks([*known, *covered, 0.0] if from_zero else [*known, *covered])
+    across = _scale(x[0], x[-1], LEFT, WIDTH - RIGHT)
     up = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
-    x_ticks = [tick for tick in ticks(x, 7) if x[0] - margin <= tick <= x[-1] + margin and tick.is_integer()]
+    x_ticks = [tick for tick in ticks(x, 7) if x[0] <= tick <= x[-1] and tick.is_integer()]
     parts = _axes({tick: across(tick) for tick in x_ticks}, {tick: up(tick) for tick in y_ticks}, x_label, y_label)
     parts += [_line("mark", across(place), across(place), TOP, HEIGHT - BOTTOM) for place in marks]
     places = [across(place) for place in x]
@@ -157,6 +163,17 @@ def line_figure(
     rows = [[str(place), *(number(one.y[at], decimals=decimals) for one in curves)] for at, place in enumerate(x)]
     names = _legend(legend) if len(legend) > 1 else Markup("")
     return Figure(title, meaning, names + _svg(parts, label), Table([x_label, *(one.name for one in curves)], rows))
+
+
+def _numbers(place: str, curves: Sequence[Curve], unit: str, decimals: int) -> Markup:
+    """List the values of curves that have a single place, with their bands."""
+    items = []
+    for one in curves:
+        band = f" ({number(one.low[0])} to {number(one.high[0])})" if one.low and one.high else ""
+        name = f"{one.name}, {place}" if len(curves) == 1 else one.name
+        text = number(one.y[0], unit, decimals) + band
+        items.append(Markup("<div><dt>{}</dt><dd>{}</dd></div>").format(name, text))
+    return Markup('<dl class="numbers">{}</dl>').format(Markup("").join(items))
 
 
 def scatter_figure(title: str, meaning: str, x_label: str, y_label: str, points: Sequence[Point]) -> Figure:
@@ -207,6 +224,18 @@ def place_names(names: Sequence[str], dots: Sequence[tuple[float, float]]) -> li
     return places
 
 
+def _axis_width(name: str) -> float:
+    """The width of a name on an axis, whose letters are larger on a phone."""
+    return PHONE * text_width(name)
+
+
+def _shortened(name: str) -> str:
+    """Cut a name that is too long for an axis."""
+    if _axis_width(name) <= MAX_NAME_WIDTH:
+        return name
+    return next(cut for end in range(len(name), -1, -1) if _axis_width(cut := name[:end] + "…") <= MAX_NAME_WIDTH)
+
+
 def text_width(text: str) -> float:
     """Estimate the width of a text, rather too wide than too narrow."""
     return sum(LETTERS.get(letter, CAPITAL if letter.isupper() else LETTER) for letter in text)
@@ -233,13 +262,19 @@ def heat_map(
 ) -> Markup:
     """Draw a square matrix of percentages in shades of one colour; NaN is left out.
 
-    Rows and columns have the same names. `label` says in words what is shown, `row_label` and `column_label` what a row
-    and a column are. A line is drawn before each row and column of `lines`. With `faint` the shade grows with the
-    square root, so that small values show, and zeros have no number.
+    Rows and columns have the same names, which are on the axes if they fit; otherwise there are numbers. `label` says
+    in words what is shown, `row_label` and `column_label` what a row and a column are. A line is drawn before each row
+    and column of `lines`. With `faint` the shade grows with the square root, so that small values show, and zeros have
+    no number.
     """
     if not percents.size:
         return Markup("")
-    num, left, top = len(percents), 44, 8
+    num, top = len(percents), 8
+    short = [_shortened(name) for name in names]
+    width = max(map(_axis_width, short))
+    fit = num <= MAX_NAMES and len(set(short)) == num
+    flat = fit and width <= (WIDTH - 36 - width) / max(num, 3)  # below their columns, else turned
+    left = math.ceil(max(44.0, width + 28)) if fit else 44
     shades = np.clip(percents / 100, 0, 1) ** (0.5 if faint else 1.0)
     side = (WIDTH - left - 8) / max(num, 3)
     size = side * num
@@ -257,12 +292,16 @@ def heat_map(
         parts.append(_line("part", left + place * side, left + place * side, top, top + size))
         parts.append(_line("part", left, left + size, top + place * side, top + place * side))
     parts.append(_rect("outline", left, top, size, size))
-    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if step * side >= 24 or step == 1000)
+    step = 1 if fit else next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if step * side >= 24 or step == 1000)
+    below = 36 if flat or not fit else math.ceil(width + 28)
     for place in range(0, num, step):
-        middle = (place + 0.5) * side
-        parts.append(_text(left - 6, top + middle + 4, str(place), "end"))
-        parts.append(_text(left + middle, top + size + 15, str(place), "middle"))
-    parts.append(_text(left + size / 2, top + size + 36, column_label, "middle", "axis"))
+        middle, name = (place + 0.5) * side, short[place] if fit else str(place)
+        parts.append(_text(left - 6, top + middle + 4, name, "end"))
+        if flat or not fit:
+            parts.append(_text(left + middle, top + size + 15, name, "middle"))
+        else:
+            parts.append(_turned_text(top + size + 6, name, left + middle + 4, "end", "tick"))
+    parts.append(_text(left + size / 2, top + size + below, column_label, "middle", "axis"))
     parts.append(_turned_text(top + size / 2, row_label))
     parts.append(_rect("cursor", 0, 0, side, side))
     values = ";".join(
@@ -274,7 +313,7 @@ def heat_map(
         f' data-values="{values}" data-names="{escape(json.dumps(tips, ensure_ascii=False))}" '
         f'data-left="{left}" data-top="{top}" data-side="{side:.4f}"'
     )
-    return _svg(parts, label, math.ceil(top + size + 40), attributes)
+    return _svg(parts, label, math.ceil(top + size + below + 6), attributes)
 
 
 def _cells(shades: NDArray[np.float64]) -> str:
@@ -353,6 +392,6 @@ def _text(x: float, y: float, content: str, anchor: str, kind: str = "tick") -> 
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
 
 
-def _turned_text(y: float, content: str) -> str:
-    place = f'transform="translate(12 {y:.0f}) rotate(-90)"'
-    return f'<text class="axis" {place} text-anchor="middle">{escape(content)}</text>'
+def _turned_text(y: float, content: str, x: float = 14, anchor: str = "middle", kind: str = "axis") -> str:
+    place = f'transform="translate({x:.0f} {y:.0f}) rotate(-90)"'
+    return f'<text class="{kind}" {place} text-anchor="{anchor}">{escape(content)}</text>'

@@ -3,6 +3,7 @@
 `compare` gives the numbers. One table of them is printed and written as CSV, Markdown and LaTeX, and stands in a page.
 """
 
+import inspect
 import itertools
 import json
 import math
@@ -12,19 +13,23 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
+from markupsafe import Markup
 from rich import box
 from rich.console import Console
 from rich.table import Table as Screen
 
 import ccfa
-from ccfa.errors import ModelError, UsageError
+from ccfa.errors import CcfaError, ModelError, UsageError
 from ccfa.evaluation import COSTS, DEFINITIONS, METRICS, SIZES, Report, mean_and_spread
 from ccfa.experiments import Run
+from ccfa.experiments.experiment import decode, preset, schema
 from ccfa.experiments.run_directory import differences, leaves, two_columns
 from ccfa.experiments.tables import Result, Setting, cell_for, cited_only
 from ccfa.files import make_folder, read_file, write_atomically
+from ccfa.methods import METHODS
 from ccfa.reporting.charts import NUM_COLOURS, Curve, Figure, Point, line_figure, scatter_figure
 from ccfa.reporting.page import render
 from ccfa.reporting.tables import (
@@ -35,6 +40,7 @@ from ccfa.reporting.tables import (
     method_name,
     percent,
     plain,
+    sentence,
     to_csv,
     to_latex,
     to_markdown,
@@ -53,6 +59,9 @@ MEANINGS = {heading: DEFINITIONS[metric] for metric, heading in COLUMNS.items()}
 }
 MAX_NAME = 28  # letters of a name before it is folded
 BETWEEN = 3  # spaces between columns of the terminal's table
+FIELDS = ("memory", "memory_total", "image_size", "weights")  # of an experiment, named like options
+LACKING = object()  # the value of an option that a method does not have
+NOTED = ("epochs", "memory", "backbone")  # said where methods differ in them, also by their defaults
 MAX_METHODS_IN_ONE_FIGURE = 4  # with and without CCFA that is as many lines as there are colours
 
 
@@ -205,7 +214,8 @@ class Comparison:
     """Experiments on one data set and scenario: what `ccfa compare` shows.
 
     `lines` has one entry per experiment. `unfinished` runs are in no mean. `notes` name runs that were left out, and
-    what differs between runs that were averaged.
+    what differs between runs that were averaged. Those of them that stand below every table and figure are `settings`:
+    options in which methods differ, and options that all runs were given.
     """
 
     data: str
@@ -214,6 +224,7 @@ class Comparison:
     lines: tuple[Line, ...]
     unfinished: tuple[Result, ...]
     notes: tuple[str, ...]
+    settings: tuple[str, ...]
 
     @property
     def title(self) -> str:
@@ -281,8 +292,9 @@ def compare_entries(entries: Sequence[Result], notes: Sequence[str] = ()) -> Com
             "shown, not averaged."
         )
     notes += _mixed([entry for line in lines for entry in line.entries])
+    settings = tuple(_settings_notes([line.entries[0] for line in lines]))
     data, num_seen = entries[0].experiment.data, np.cumsum(sizes).tolist()
-    return Comparison(data, scenario_name(sizes), num_seen, tuple(lines), unfinished, tuple(notes))
+    return Comparison(data, scenario_name(sizes), num_seen, tuple(lines), unfinished, (*notes, *settings), settings)
 
 
 def scenario_name(sizes: Sequence[int]) -> str:
@@ -294,12 +306,8 @@ def scenario_name(sizes: Sequence[int]) -> str:
 
 
 def _names(entries: Sequence[Result]) -> list[str]:
-    """Name one run of each experiment by its method and by what differs from the other runs of that method."""
-    short = []
-    for entry in entries:
-        experiment = entry.experiment
-        same = [_choices(other) for other in entries if other.experiment.method == experiment.method]
-        short.append(", ".join([method_name(experiment), *_differing(_choices(entry), same)]))
+    """Name one run of each experiment by its method and by the options in which it differs from other runs."""
+    short = [", ".join([method_name(entry.experiment), *_own_options(entry, entries)]) for entry in entries]
     contents, names = [dict(leaves(identity(entry))) for entry in entries], []
     for name, content in zip(short, contents, strict=True):
         alike = [other for one, other in zip(short, contents, strict=True) if one == name]
@@ -308,13 +316,72 @@ def _names(entries: Sequence[Result]) -> list[str]:
     return names
 
 
+def _own_options(entry: Result, entries: Sequence[Result]) -> Iterator[str]:
+    """Yield the given options in which other runs differ: of this method, or of another one that has the option."""
+    for name, text in _choices(entry).items():
+        value = _value(entry, name)
+        if name in entry.experiment.options and value == _default(entry.experiment, name):
+            continue
+        for other in entries:
+            of_another = other.experiment.method != entry.experiment.method
+            if _value(other, name) != value and not (of_another and _value(other, name) is LACKING):
+                yield f"{name}={text}"
+                break
+
+
 def _choices(entry: Result) -> dict[str, Any]:
-    given = {name: getattr(entry.experiment, name) for name in ("memory", "memory_total", "image_size", "weights")}
+    given = {name: getattr(entry.experiment, name) for name in FIELDS}
     return {name: value for name, value in given.items() if value is not None} | entry.experiment.options
+
+
+def _value(entry: Result, name: str) -> Any:
+    """Return an option's value in a run, given or by default; LACKING if the method has no such option."""
+    experiment, text = entry.experiment, entry.experiment.options.get(name)
+    if name == "memory" and (kept := entry.resolved["method"].get("memory")):  # by whichever option
+        return f"{kept['total']} in all" if kept.get("total") else kept.get("per_class") or 0
+    if text is None:
+        return getattr(experiment, name) if name in FIELDS else _default(experiment, name)
+    kinds = schema(METHODS[experiment.method]) if experiment.method in METHODS else {}
+    try:
+        return decode(text, kinds[name]) if name in kinds else text
+    except ValueError:  # of another version
+        return text
+
+
+def _default(experiment: Experiment, name: str) -> Any:
+    """Return the value of an option that is not given; LACKING if the method has no such option."""
+    factory = METHODS.get(experiment.method)
+    if factory and name in schema(factory):
+        try:
+            of_data = preset(experiment.method, experiment.data)
+        except CcfaError:  # a data set that is not registered here
+            return "default"
+        return of_data.get(name, inspect.signature(factory).parameters[name].default)
+    plugged_in = (experiment.ccfa and name.startswith("ccfa.")) or (experiment.mix and name.startswith("mix."))
+    return "default" if plugged_in else LACKING
 
 
 def _differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{name}={value}" for name, value in own.items() if any(other.get(name) != value for other in others)]
+
+
+def _settings_notes(entries: Sequence[Result]) -> Iterator[str]:
+    """Say in which options methods differ, and which options all runs were given that have them."""
+    given = dict.fromkeys(name for entry in entries for name in entry.experiment.options)
+    named = {text.partition("=")[0] for entry in entries for text in _own_options(entry, entries)}
+    shared = []
+    for name in dict.fromkeys([*NOTED, *given]):
+        methods: dict[str, list[str]] = {}  # by value
+        for entry in entries:
+            if (value := _value(entry, name)) is not LACKING:
+                methods.setdefault(str(value), []).append(entry.experiment.method)
+        if name in given and name not in named:
+            shared += [f"{name}={value}" for value in methods]
+        elif len({frozenset(names) for names in methods.values()}) > 1:
+            told = ", ".join(f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in methods.items())
+            yield f"between methods {name} differs: {told}."
+    if shared:
+        yield f"set for all runs that have the option: {', '.join(shared)}."
 
 
 def _require_one_setting(entries: Sequence[Result]) -> None:
@@ -420,11 +487,18 @@ def definitions(table: Table) -> list[str]:
 
 def show_comparison(comparison: Comparison, folder: Path, console: Console) -> None:
     """Print a comparison, write its files, and print where they are."""
+    if not comparison.lines:
+        for note in comparison.notes:
+            console.print(f"note: {note}", soft_wrap=True)
+        names = _joined(entry.path for entry in comparison.unfinished)
+        raise ModelError(f"No finished run among {names}: nothing to compare. Finish one with ccfa resume.")
+    replaced = "replaced, " if (folder / PAGE).exists() else ""
     try:
         print_comparison(comparison, console)
     finally:  # the reader of the output, such as `head`, may have left
         page = write_comparison(comparison, folder)
-    console.print(f"Comparison: {page}; table.csv, table.md and table.tex lie beside it.", soft_wrap=True)
+    told = f"Comparison: {page} ({replaced}with table.csv, table.md, table.tex and runs.csv beside it)"
+    console.print(told, soft_wrap=True)
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -471,16 +545,19 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
         raise UsageError(f"{folder} is a run directory. Choose another folder for the comparison with --out.")
     make_folder(folder)
     table = summary_table(comparison)
-    note = f"percent, except where a column has another unit; {SPREAD}."
+    note = " ".join(
+        [f"percent, except where a column has another unit; {SPREAD}.", *map(sentence, comparison.settings)]
+    )
     write_atomically(folder / "table.csv", to_csv(table))
     write_atomically(folder / "table.md", to_markdown(table, comparison.title, note))
     write_atomically(folder / "table.tex", to_latex(table, comparison.title, note))
     write_atomically(folder / "runs.csv", to_csv(runs_table(comparison)))
-    write_atomically(folder / PAGE, comparison_page(comparison))
+    write_atomically(folder / PAGE, comparison_page(comparison, folder))
     return folder / PAGE
 
 
-def comparison_page(comparison: Comparison) -> str:
+def comparison_page(comparison: Comparison, folder: Path | None = None) -> str:
+    """Return the page; one that is written to a folder has links from there to the pages of the runs."""
     table, lines, num_seen = summary_table(comparison), comparison.lines, comparison.num_seen
     num_runs = sum(len(line.entries) for line in lines)
     return render(
@@ -491,20 +568,33 @@ def comparison_page(comparison: Comparison) -> str:
         summary=table,
         curves=_curves(comparison),
         memory=_memory(comparison),
-        runs=runs_table(comparison),
+        runs=_linked(runs_table(comparison), folder),
         definitions=definitions(table),
         footer=f"Written by ccfa {ccfa.__version__}.",
     )
 
 
+def _linked(runs: Table, folder: Path | None) -> Table:
+    """Make the names of runs that have a page links to it."""
+    rows = []
+    for path, *cells in runs.rows:
+        page = Path(str(path), "report.html")
+        if folder and page.is_file():
+            address = quote(Path(os.path.relpath(page.resolve(), folder.resolve())).as_posix())
+            path = Markup('<a href="{}">{}</a>').format(address, path)
+        rows.append([path, *cells])
+    return Table(runs.headings, rows)
+
+
 def _curves(comparison: Comparison) -> list[Figure]:
-    """Draw all lines in one figure, or a figure for each method where there are many."""
+    """Draw all lines in one figure, or a figure for each method where there are many; all have the same scale."""
     methods: dict[str, list[Line]] = {}
     for line in comparison.lines:
         methods.setdefault(line.experiment.method, []).append(line)
     if len(methods) <= MAX_METHODS_IN_ONE_FIGURE and len(comparison.lines) <= NUM_COLOURS:
         methods = {"All methods": [*comparison.lines]} if methods else {}
-    return [_curve(comparison.num_seen, lines, title) for title, lines in methods.items()]
+    values = [edge for line in comparison.lines for value in line.curve for edge in _band(value)]
+    return [_curve(comparison.num_seen, lines, title, values) for title, lines in methods.items()]
 
 
 def _memory(comparison: Comparison) -> Figure:
@@ -531,7 +621,7 @@ def families(names: Iterable[str]) -> dict[str, int]:
     return {name: numbers[family] for name, family in alone.items()}
 
 
-def _curve(num_seen: list[int], lines: Sequence[Line], title: str) -> Figure:
+def _curve(num_seen: list[int], lines: Sequence[Line], title: str, covered: Sequence[float]) -> Figure:
     colours = families(line.name for line in lines)
     both = len({line.experiment.ccfa for line in lines}) == 2
     curves = []
@@ -541,12 +631,18 @@ def _curve(num_seen: list[int], lines: Sequence[Line], title: str) -> Figure:
             Curve(
                 line.name,
                 [value.mean for value in values],
-                low=[max(value.mean - value.spread, 0.0) for value in banded],
-                high=[min(value.mean + value.spread, 100.0) for value in banded],
+                low=[_band(value)[0] for value in banded],
+                high=[_band(value)[1] for value in banded],
                 colour=colours[line.name],
                 dashed=both and not line.experiment.ccfa,
             )
         )
     rows = [[line.name, str(len(line.entries)), *map(str, line.curve)] for line in lines]
-    figure = line_figure(title, "", "classes seen", num_seen, curves, "accuracy, percent", "", 2)
+    figure = line_figure(title, "", "classes seen", num_seen, curves, "accuracy, percent", "", 2, covered=covered)
     return figure._replace(table=Table(["method", "runs", *map(str, num_seen)], rows))
+
+
+def _band(value: Value) -> tuple[float, float]:
+    """Return one standard deviation to each side of an accuracy in percent; of a single run the accuracy itself."""
+    spread = 0.0 if math.isnan(value.spread) else value.spread
+    return max(value.mean - spread, 0.0), min(value.mean + spread, 100.0)

@@ -1,7 +1,9 @@
 """`ccfa figure`: the paper's figures 3 and 4 and the curves of its supplement, as PNG, PDF, CSV and a caption."""
 
 import io
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +17,15 @@ from ccfa.experiments.analyses import KINDS, NUM_FEATURES, NUM_IMAGES, feature_p
 from ccfa.experiments.tables import Result
 from ccfa.files import make_folder, write_atomically, write_table
 from ccfa.reporting.comparison import Comparison, common_folder, compare_entries, families, gather, grouped, setting
-from ccfa.reporting.tables import Value, method_name
+from ccfa.reporting.tables import Value, method_name, sentence
 
 try:
     import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties
     from matplotlib.lines import Line2D
+    from matplotlib.textpath import text_to_path
     from matplotlib.ticker import FixedLocator, MaxNLocator
 except ModuleNotFoundError as error:
     raise UsageError(
@@ -32,6 +37,7 @@ COLUMN_WIDTH = 3.33  # inches, of a paper in two columns
 TEXT_WIDTH = 7.0
 MOST_TICKS = 6
 FEW_CURVES = 4
+MARGIN = 0.6  # inches beside a title, for the axis, or beside a name, for its line
 # Okabe & Ito's colours for lines; Tol's "muted" and black for classes. Shapes repeat what colours say.
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 CLASS_COLOURS = "#332288 #CC6677 #117733 #88CCEE #882255 #DDCC77 #44AA99 #AA4499 #999933 #000000".split()  # noqa: SIM905
@@ -108,6 +114,7 @@ def write_figure(
     figure, rows, caption, more = FIGURES[kind](entries, options)
     make_folder(folder)
     paths = {suffix: folder / f"{kind}.{suffix}" for suffix in ("png", "pdf", "csv", "txt")}
+    replaced = ["the figure that was there before is replaced."] if paths["png"].exists() else []
     # Without a date, the same figure gives the same bytes.
     metadata: dict[str, dict[str, Any]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
     for suffix, facts in metadata.items():
@@ -117,7 +124,7 @@ def write_figure(
         write_atomically(paths[suffix], content.getvalue())
     write_table(paths["csv"], rows)
     write_atomically(paths["txt"], caption + "\n")
-    return FigureFiles([*paths.values()], caption, [*notes, *more])
+    return FigureFiles([*paths.values()], caption, [*notes, *more, *replaced])
 
 
 def _tsne(entries: Sequence[Result], options: FigureOptions) -> Drawn:
@@ -169,7 +176,7 @@ def _cka(entries: Sequence[Result], options: FigureOptions) -> Drawn:
     caption = (
         f"Linear CKA ({ESTIMATORS[options.estimator]}) between the maps of the network after the first stage "
         f"and after each later stage, {comparison.title}, on {num_images:,} test images of the first stage's "
-        f"classes. Maps are flattened: every channel at every position is a feature.{_bands(comparison)}"
+        f"classes. Maps are flattened: every channel at every position is a feature.{_below(comparison)}"
     )
     figure = draw_curves(panels, "stage", "Stage", "CKA")
     return figure, [row for _, rows in panels for row in rows], caption, comparison.notes
@@ -183,7 +190,7 @@ def _accuracy(entries: Sequence[Result], options: FigureOptions) -> Drawn:
         panels.append((one.title, [{"panel": number, "scenario": one.title, **row} for row in rows]))
     caption = (
         "Accuracy on the test images of all classes seen so far after each stage, by each method's own rule of "
-        f"prediction: {'; '.join(title for title, _ in panels)}.{_bands(*compared)}"
+        f"prediction: {'; '.join(title for title, _ in panels)}.{_below(*compared)}"
     )
     figure = draw_curves(panels, "num_seen", "Number of classes", "Accuracy (%)")
     notes = [note for one in compared for note in one.notes]
@@ -222,8 +229,11 @@ def _rows(comparison: Comparison, values: Sequence[Sequence[Value]]) -> list[Row
     return rows
 
 
-def _bands(*compared: Comparison) -> str:
-    return BANDS if any(len(line.entries) > 1 for comparison in compared for line in comparison.lines) else ""
+def _below(*compared: Comparison) -> str:
+    """Return the end of a caption: what bands are, and how the runs were set."""
+    banded = any(len(line.entries) > 1 for comparison in compared for line in comparison.lines)
+    settings = dict.fromkeys(sentence(note) for comparison in compared for note in comparison.settings)
+    return " ".join([BANDS if banded else "", *settings]).rstrip()
 
 
 def draw_curves(panels: Sequence[tuple[str, Sequence[Row]]], x: str, x_label: str, y_label: str) -> Figure:
@@ -235,12 +245,13 @@ def draw_curves(panels: Sequence[tuple[str, Sequence[Row]]], x: str, x_label: st
     num_columns = len(panels) if len(panels) < 4 else 2 if len(panels) == 4 else 3
     num_rows = -(-len(panels) // num_columns)
     wide = num_columns > 2 or (num_columns == 2 and len(looks) > FEW_CURVES)
-    width, legend_columns = (TEXT_WIDTH, 4) if wide else (COLUMN_WIDTH, 2)
+    width = TEXT_WIDTH if wide else COLUMN_WIDTH
+    titles = [_folded(title, width / num_columns - MARGIN) for title, _ in panels]
     row_height = 2.25 if num_columns == 1 or (wide and num_columns == 2) else 1.75
-    height = row_height * num_rows + 0.16 * -(-len(looks) // legend_columns)
+    row_height += 0.14 * max(title.count("\n") for title in titles)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, height + 0.1), layout="constrained")
-        for number, (title, rows) in enumerate(panels):
+        figure = Figure(figsize=(width, row_height * num_rows + 0.1), layout="constrained")
+        for number, (title, (_, rows)) in enumerate(zip(titles, panels, strict=True)):
             axes = figure.add_subplot(num_rows, num_columns, number + 1)
             names = list(dict.fromkeys(row["name"] for row in rows))
             for name in names:
@@ -260,9 +271,41 @@ def draw_curves(panels: Sequence[tuple[str, Sequence[Row]]], x: str, x_label: st
             axes.set_title(title)
             axes.set_ylabel("" if number % num_columns else y_label)
             axes.set_xlabel(x_label if number + num_columns >= len(panels) else "")
-        handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(legend_columns, len(handles)))
+        _add_legend(figure, [Line2D([], [], label=name, **look) for name, look in looks.items()], 4 if wide else 2)
     return figure
+
+
+def _add_legend(figure: Figure, handles: Sequence[Line2D], most_columns: int, **form: Any) -> None:
+    """Add a legend below the panels, in as many columns as fit, and make the figure higher by as much as it needs."""
+    width, height = figure.get_size_inches()
+    for handle in handles:
+        handle.set_label(_folded(str(handle.get_label()), width - MARGIN))
+    for num_columns in range(min(most_columns, len(handles)), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=num_columns, **form)
+        canvas: Any = FigureCanvasAgg(figure)  # which is untyped
+        box = legend.get_window_extent(canvas.get_renderer())
+        if num_columns == 1 or box.width <= figure.bbox.width:
+            break
+        legend.remove()
+    figure.set_size_inches(width, height + box.height / figure.dpi)
+
+
+def _folded(text: str, inches: float) -> str:
+    """Break a text into lines that are at most so many inches wide, between words where that is possible."""
+    letters = int(len(text) * inches / max(_inches(text), inches))
+    for fewer in range(letters, 3, -1):
+        lines = textwrap.wrap(text, fewer)
+        if all(_inches(line) <= inches for line in lines):
+            return "\n".join(lines)
+    return text
+
+
+@cache
+def _inches(text: str) -> float:
+    """Return the width of a line of text."""
+    font = FontProperties(size=STYLE["font.size"])
+    width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return float(width) / 72
 
 
 def curve_looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -288,7 +331,7 @@ def draw_plane(points: Sequence[Row], class_names: dict[int, str]) -> Figure:
     places = np.array([(point["x"], point["y"]) for point in points])
     kinds, labels = (np.array([point[name] for point in points]) for name in ("kind", "class"))
     with matplotlib.rc_context(STYLE | {"axes.grid": False, "axes.spines.top": True, "axes.spines.right": True}):
-        figure = Figure(figsize=(TEXT_WIDTH, 2.75 if len(class_names) > 5 else 2.6), layout="constrained")
+        figure = Figure(figsize=(TEXT_WIDTH, 2.4), layout="constrained")
         panels = figure.subplots(1, len(TITLES), sharex=True, sharey=True).tolist()
         for axes, (kind, title) in zip(panels, TITLES.items(), strict=True):
             axes.scatter(*places.T, s=2, color="#E0E0E0", linewidths=0, rasterized=True)
@@ -302,7 +345,5 @@ def draw_plane(points: Sequence[Row], class_names: dict[int, str]) -> Figure:
             Line2D([], [], linestyle="", markersize=4, label=class_names[label], **look)
             for label, look in looks.items()
         ]
-        figure.legend(
-            handles=handles, loc="outside lower center", ncols=min(5, len(handles)), handletextpad=0.1, columnspacing=1
-        )
+        _add_legend(figure, handles, 5, handletextpad=0.1, columnspacing=1)
     return figure

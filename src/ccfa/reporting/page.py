@@ -39,6 +39,7 @@ from ccfa.reporting.tables import (
     counted,
     duration,
     method_name,
+    metric_name,
     metrics_table,
     number,
     own_first,
@@ -58,6 +59,7 @@ MAX_POINTS = 400  # of a line; more cannot be told apart on a screen
 MAX_PER_CLASS = 10  # thumbnails
 MAX_PER_PAIR = 5
 MAX_EXEMPLAR_BYTES = 2 * 2**20
+MAX_WRONG_FILES = 1000
 NOT_LOSSES = {"stage", "phase", "epoch", "lr", "images_per_second", "loss"}
 NO_REPORT = Report("", {}, [], "", {"": Numbers([], {})}, {}, math.nan, finished=False)
 
@@ -187,15 +189,18 @@ def page(run: Contents) -> str:
         headlines=HEADLINES,
         costs=[(COSTS[name], text) for name, text in cost_texts(run.report).items()],
         definitions=DEFINITIONS,
+        metric_name=metric_name,
         accuracy=accuracy_figure(run),
         matrix=matrix_figure(run),
         metrics=metrics_table(run.report) if run.num_seen else None,
+        other_metrics=metrics_table(run.report, others=True) if run.num_seen else None,
         forgetting=forgetting_figure(run),
         old_new=[old_new_figure(run, "old", "a new class"), old_new_figure(run, "new", "an old class")],
         confusion=confusion_figure(run),
         pairs=run.pairs[:NUM_PAIRS],
         cost=[*loss_figures(run), time_figure(run)],
         classes=class_table(run),
+        wrong=wrong_table(run),
         command=_command(run, name),
         settings={key: value for key, value in settings.items() if value not in (None, False, {})},
         config=json.dumps(run.run.config, indent=1, ensure_ascii=False),
@@ -354,6 +359,19 @@ def class_table(run: Contents) -> Table | None:
     return Table(headings, rows)
 
 
+def wrong_table(run: Contents) -> Table | None:
+    """List the files of the test images that were predicted wrong, if the data are a folder of images."""
+    if run.pictures is None or "wrong_files" not in run.pictures:
+        return None
+    labels, predicted = run.labelled[-1]
+    wrong = np.flatnonzero(labels != predicted).tolist()
+    rows = [
+        [str(file), run.class_name(labels[row]), run.class_name(predicted[row])]
+        for file, row in zip(run.pictures["wrong_files"], wrong, strict=False)
+    ]
+    return Table(["photo", "true class", "predicted class"], rows)
+
+
 def time_figure(run: Contents) -> Figure:
     meaning = (
         f"Wall-clock seconds of each stage, evaluation included; {duration(sum(run.seconds))} in all. "
@@ -416,6 +434,9 @@ def write_pictures(run: Contents, resolved: Resolved) -> Arrays:
         "mistakes": _thumbnails(resolved.test, [row for *_, row in mistaken], 48),
         "mistake_pairs": np.array([pair for *pair, _ in mistaken], dtype=np.int64).reshape(-1, 2),
     }
+    if resolved.test.files:
+        wrong = seen[torch.from_numpy(labels != predicted)][:MAX_WRONG_FILES].tolist()
+        arrays["wrong_files"] = np.array([resolved.test.files[row] for row in wrong], dtype=np.str_)
     write_arrays(run.run.path / PICTURES, arrays)
     return arrays
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.table import Table as Screen
 from ccfa import experiments
 from ccfa.data import data_set
 from ccfa.errors import CcfaError, DataError, LockedError, ResourceError, Stopped, UsageError
-from ccfa.evaluation import COSTS, DEFINITIONS, Report
+from ccfa.evaluation import COSTS, METRICS, Report
 from ccfa.experiments import Run, resolve
 from ccfa.experiments import sweep as sweeping
 from ccfa.experiments.experiment import Resolved
@@ -35,7 +36,8 @@ from ccfa.plugins import load_plugin
 from ccfa.reporting.comparison import Comparison, compare_entries, grouped, setting, show_comparison
 from ccfa.reporting.page import read_pictures, write_page
 from ccfa.reporting.tables import cost_texts, counted, metrics_table
-from ccfa.reporting.terminal import Display, TensorBoard
+from ccfa.reporting.terminal import Display
+from ccfa.reporting.trackers import require_tracker, watched
 from ccfa.settings import Experiment, Grid, Running
 
 WIDE = 120  # columns: in a narrower terminal the definitions would be long strips of single words
@@ -148,8 +150,7 @@ def _run_shown(
     console.print(f"{resolved.headline} on {device}{shared}", soft_wrap=True)
     with stoppable(running.max_minutes) as stop:
         try:
-            with Display(resolved, console) as display:
-                audience: Audience = TensorBoard(directory, display) if running.tensorboard else display
+            with Display(resolved, console) as display, watched(directory, running, display) as audience:
                 return experiments.run(resolved, directory, running, audience, stop, new, processes)
         except (Exception, Stopped) as ended:
             _show_page(directory, resolved, console, ended)
@@ -200,12 +201,16 @@ def sweep(
     device = describe_device(acceleration_of(running)[0])
     console.print(f"{counted(len(planned), 'run')}, {running.at_once} at a time, on {device}, in {out}", soft_wrap=True)
 
+    observing: dict[Path, ExitStack] = {}
+
     def audience(resolved: Resolved, directory: Run) -> Audience:
-        display = Display(resolved, console, several=True)
-        return TensorBoard(directory, display) if running.tensorboard else display
+        stack = observing[directory.path] = ExitStack()
+        return stack.enter_context(watched(directory, running, Display(resolved, console, several=True)))
 
     def on_end(outcome: Outcome) -> None:
         resolved, directory, report, error = outcome
+        if directory.path in observing:  # not if the sweep was stopped before
+            observing.pop(directory.path).close()
         if isinstance(error, CcfaError):
             console.print(f"{directory.path.name}: {error}", soft_wrap=True)
         _show_page(directory, resolved, console, error)
@@ -254,6 +259,7 @@ def require_ready(running: Running) -> None:
             "--tensorboard needs the package tensorboard, which is not installed. "
             "Install it with: pip install 'ccfa[tensorboard]' (or pip install tensorboard), or leave --tensorboard out."
         )
+    require_tracker(running)
     if running.first_stages and several():
         raise UsageError("--first-stages is for runs of one process. Leave it out under torchrun.")
     if running.first_stages:
@@ -294,9 +300,12 @@ def show_result(report: Report, path: Path, resolved: Resolved | None, console: 
     is_wide = console.width >= WIDE
     if is_wide:  # the page has the definitions, too
         screen.add_column("definition")
-    for row, definition in zip(rows, DEFINITIONS.values(), strict=True):
+    shown = [metric.definition for metric in METRICS.values() if metric.column]
+    for row, definition in zip(rows, shown, strict=True):
         screen.add_row(*map(str, row), *([definition] if is_wide else []))
     console.print(screen)
+    others = ", ".join(str(name) for name, *_ in metrics_table(report, others=True).rows)
+    console.print(f"Other definitions are on the page and in report.json: {others}.", style="dim")
     costs = [f"{COSTS[name].heading} {text}" for name, text in cost_texts(report).items()]
     console.print(", ".join(costs), soft_wrap=True)
     console.print(f"Run directory: {path}", soft_wrap=True)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ccfa.evaluation import COSTS, DEFINITIONS, Numbers, Report, mean_and_spread
+from ccfa.evaluation import COSTS, METRICS, Numbers, Report, mean_and_spread
 from ccfa.files import csv_text
 from ccfa.settings import Experiment
 
@@ -88,6 +88,11 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
     return f"{number} {noun}{'' if number == 1 else plural}"
 
 
+def sentence(text: str) -> str:
+    """Return a note with a capital letter, as it stands among sentences."""
+    return text[:1].upper() + text[1:]
+
+
 def plain(name: str) -> str:
     return name.replace("_", " ")
 
@@ -102,12 +107,26 @@ def own_first(report: Report) -> dict[str, Numbers]:
     return {report.own: report.rules[report.own], **report.rules}
 
 
-def metrics_table(report: Report) -> Table:
-    """List every metric by every rule of prediction; reports of earlier versions may lack some."""
+def metrics_table(report: Report, others: bool = False) -> Table:
+    """List the metrics by every rule of prediction; with `others`, the other definitions of forgetting instead.
+
+    Reports of earlier versions may lack some.
+    """
     rules = own_first(report)
     headings = [f"by {plain(rule)}{' (own rule)' if rule == report.own else ''}" for rule in rules]
-    rows = [[plain(name), *(percent(numbers.metrics.get(name)) for numbers in rules.values())] for name in DEFINITIONS]
+    shown = [name for name, metric in METRICS.items() if bool(metric.column) != others]
+    rows = [[metric_name(name), *(percent(numbers.metrics.get(name)) for numbers in rules.values())] for name in shown]
     return Table(["percent", *headings], rows)
+
+
+def metric_name(name: str) -> str:
+    """Return a metric's name for people; the first of several definitions is the one that is meant.
+
+    >>> metric_name("forgetting_max_minus_last"), metric_name("forgetting_lee2019")
+    ('forgetting', 'forgetting lee2019')
+    """
+    metric = METRICS[name]
+    return metric.column if metric.column and metric.column == metric.headline else plain(name)
 
 
 def cost_texts(report: Report) -> dict[str, str]:
@@ -130,14 +149,17 @@ def to_markdown(table: Table, title: str, note: str) -> str:
     """Format a table in Markdown, under a line with its title and a note."""
     rule = ["---", *["---:"] * (len(table.headings) - 1)]
     lines = [map(_markdown, table.headings), rule, *(map(_markdown, row) for row in table.rows)]
-    return "\n".join([f"**{_markdown(title)}**, {note}", "", *(f"| {' | '.join(line)} |" for line in lines)]) + "\n"
+    return (
+        "\n".join([f"**{_markdown(title)}**, {_markdown(note)}", "", *(f"| {' | '.join(line)} |" for line in lines)])
+        + "\n"
+    )
 
 
 def to_latex(table: Table, title: str, note: str) -> str:
     """Format a table in the style of LaTeX's booktabs, under a comment with its title and a note."""
     heading, *body = (" & ".join(map(_latex, row)) + r" \\" for row in [table.headings, *table.rows])
     lines = [
-        f"% {' '.join(title.split())}, {note}",
+        f"% {' '.join(f'{title}, {note}'.split())}",
         r"% Needs \usepackage{booktabs}.",
         rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}",
         r"\toprule",
