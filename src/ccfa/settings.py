@@ -67,15 +67,21 @@ class Setting:
     memory: int | None = None
     """The number of exemplars to keep per class; by default the method's."""
     options: Annotated[Pairs, arg(name="set")] = field(default_factory=dict)
-    """Options of the method; those of CCFA and of --mix begin with ccfa. and mix. See `ccfa list options`."""
+    """Options of the method; those of CCFA and of --mix begin with ccfa. and mix. See `ccfa list options METHOD`."""
     mix: Mix | None = None
     """Mix the images of a batch (mixup, cutmix) or their feature maps (manifold-mixup)."""
     memory_total: int | None = None
     """The number of exemplars to keep in total, shared by the classes seen so far; give it instead of --memory."""
     validation: float = 0.0
     """Hold out this fraction of the training images, and evaluate on it instead of the test set."""
+    epochs: InitVar[int | None] = None
+    """Epochs of the main phase of a stage. This and the next three are options of the method, as with --set."""
+    batch_size: InitVar[int | None] = None
+    """Images per batch."""
+    lr: InitVar[float | None] = None
+    """The learning rate at the start."""
     backbone: InitVar[str | None] = None
-    """The backbone: see `ccfa list backbones`, or timm:NAME. This is the option `backbone` of the method."""
+    """The backbone: see `ccfa list backbones`, or timm:NAME."""
     weights: str | None = None
     """The backbone's first weights: pretrained (the default for timm:NAME), none (random), or a file of tensors."""
     image_size: int | None = None
@@ -87,11 +93,9 @@ class Setting:
     batch_seed: int | None = None
     """The seed of batch order and augmentation; by default the seed of the run."""
 
-    def __post_init__(self, backbone: str | None) -> None:
-        if backbone is not None and "backbone" in self.options:
-            raise UsageError("The backbone is given twice: with --backbone, and as an option with --set.")
-        options = self.options if backbone is None else {**self.options, "backbone": backbone}
-        object.__setattr__(self, "options", {name: _text(value) for name, value in options.items()})
+    def __post_init__(self, epochs: int | None, batch_size: int | None, lr: float | None, backbone: str | None) -> None:
+        flags = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "backbone": backbone}
+        object.__setattr__(self, "options", _all_options(self.options, flags))
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,8 @@ class Experiment(Setting, _One):  # the fields of the last base come first
     Args:
         method: The name of a method. See `ccfa list methods`.
         ccfa: Add Cross-Class Feature Augmentation to the method.
-        order: The class order: natural, seed-1993, podnet-0, ... or a list of classes; by default the data set's.
+        order: The class order: natural, seed-1993, podnet-0, ..., a list of classes such as cat,dog, or a file with
+            one class per line; by default the data set's. See `ccfa list orders`.
         seed: The seed of the initial weights and, without --batch-seed, of the batches.
 
     The other fields are those of `Setting`. Options may be Python values or text, as on the command line.
@@ -177,7 +182,7 @@ class Grid(Setting, _Several):
     Args:
         methods: The names of methods; `all` means every method.
         ccfa: Run without CCFA, with it, or both.
-        orders: Class orders, such as podnet-0 podnet-1 podnet-2; by default the data set's.
+        orders: Class orders, such as podnet-0 podnet-1 podnet-2, or files; by default the data set's.
         seeds: Seeds. Each is run with each class order.
         axes: Values of an option, or of memory, memory_total, mix, scenario or image_size. Several axes are combined.
             Separate values that contain commas by ';'.
@@ -249,6 +254,9 @@ class Learning:
             method that freezes the backbone does not train one that starts from weights, unless epochs are set.
         image_size: The width and height of the model's images; by default the backbone's, or 64.
         options: Options of the method. See `ccfa list options`.
+        epochs: Epochs of the main phase of a stage. This and the next two are options of the method, as with --set.
+        batch_size: Images per batch.
+        lr: The learning rate at the start.
         memory: How many images of each class the model keeps, to learn from again; by default the method's.
         memory_mb: How many megabytes of images the model keeps in all; give it instead of --memory.
         seed: The seed of the initial weights, of the batches and of the images that are held out.
@@ -267,6 +275,9 @@ class Learning:
     weights: str | None = None
     image_size: int | None = None
     options: Annotated[Pairs, arg(name="set")] = field(default_factory=dict)
+    epochs: InitVar[int | None] = None
+    batch_size: InitVar[int | None] = None
+    lr: InitVar[float | None] = None
     memory: int | None = None
     memory_mb: float | None = None
     seed: int | None = None
@@ -275,8 +286,9 @@ class Learning:
     recursive: bool = False
     keep: int = 5
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "options", {name: _text(value) for name, value in self.options.items()})
+    def __post_init__(self, epochs: int | None, batch_size: int | None, lr: float | None) -> None:
+        flags = {"epochs": epochs, "batch_size": batch_size, "lr": lr}
+        object.__setattr__(self, "options", _all_options(self.options, flags))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,6 +331,15 @@ def command_words(record: Any, always: Sequence[str] = (), never: Sequence[str] 
         else:
             needed.get(one.name, others).extend([flag, str(value)])
     return [*(word for words in needed.values() for word in words), *others, *last]
+
+
+def _all_options(options: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, str]:
+    """Return options as they are typed, together with those that have a flag of their own."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    if both := [name for name in given if name in options]:
+        flag = both[0].replace("_", "-")
+        raise UsageError(f"{both[0]} is given twice: with --{flag}, and as an option with --set.")
+    return {name: _text(value) for name, value in {**options, **given}.items()}
 
 
 def _text(value: Any) -> str:
