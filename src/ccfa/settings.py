@@ -7,11 +7,12 @@ The module does not import torch, so that `ccfa --help` answers at once.
 
 import dataclasses
 import hashlib
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from tyro.conf import Positional, Suppress, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
@@ -58,44 +59,63 @@ Mix = Literal["mixup", "cutmix", "manifold-mixup"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What an experiment and a grid of experiments have in common."""
+    """What an experiment and a grid of experiments have in common.
+
+    Args:
+        data: digits, glyphs, cifar100, imagenet100, imagenet1000, a registered name, or the path of an image folder.
+        scenario: B50-inc10 (50 classes first, then 10 per stage), or stage sizes such as 5,2,2,1; by default the data
+            set's.
+        memory: The number of exemplars to keep per class; by default the method's.
+        options: Options of the method; those of CCFA and of --mix begin with ccfa. and mix. See `ccfa list options
+            METHOD`.
+        mix: Mix the images of a batch (mixup, cutmix) or their feature maps (manifold-mixup).
+        memory_total: The number of exemplars in total, shared by the classes seen so far; give it instead of --memory.
+        validation: Hold out this fraction of the training images, and evaluate on it instead of the test set.
+        epochs: Epochs of the main phase of a stage. This and the next three are options of the method, as with --set.
+        batch_size: Images per batch.
+        lr: The learning rate at the start.
+        backbone: The backbone: see `ccfa list backbones`, or timm:NAME.
+        weights: The backbone's first weights: pretrained (the default for timm:NAME), none (random), or a file of
+            tensors.
+        image_size: The width and height to which photos of a folder are resized; by default 64, or what the model of
+            timm takes.
+        skip_bad: Skip unreadable files of an image folder instead of stopping.
+        recursive: Read the folders inside the class folders of an image folder, too.
+        batch_seed: The seed of batch order and augmentation; by default the seed of the run.
+    """
 
     data: str = "digits"
-    """digits, glyphs, cifar100, imagenet100, imagenet1000, a registered name, or the path of an image folder."""
     scenario: str | None = None
-    """B50-inc10 (50 classes first, then 10 per stage), or stage sizes such as 5,2,2,1; by default the data set's."""
     memory: int | None = None
-    """The number of exemplars to keep per class; by default the method's."""
     options: Annotated[Pairs, arg(name="set")] = field(default_factory=dict)
-    """Options of the method; those of CCFA and of --mix begin with ccfa. and mix. See `ccfa list options METHOD`."""
     mix: Mix | None = None
-    """Mix the images of a batch (mixup, cutmix) or their feature maps (manifold-mixup)."""
     memory_total: int | None = None
-    """The number of exemplars to keep in total, shared by the classes seen so far; give it instead of --memory."""
     validation: float = 0.0
-    """Hold out this fraction of the training images, and evaluate on it instead of the test set."""
     epochs: InitVar[int | None] = None
-    """Epochs of the main phase of a stage. This and the next three are options of the method, as with --set."""
     batch_size: InitVar[int | None] = None
-    """Images per batch."""
     lr: InitVar[float | None] = None
-    """The learning rate at the start."""
     backbone: InitVar[str | None] = None
-    """The backbone: see `ccfa list backbones`, or timm:NAME."""
     weights: str | None = None
-    """The backbone's first weights: pretrained (the default for timm:NAME), none (random), or a file of tensors."""
     image_size: int | None = None
-    """The width and height to which photos of a folder are resized; by default 64, or what the model of timm takes."""
     skip_bad: bool = False
-    """Skip unreadable files of an image folder instead of stopping."""
     recursive: bool = False
-    """Read the folders inside the class folders of an image folder, too."""
     batch_seed: int | None = None
-    """The seed of batch order and augmentation; by default the seed of the run."""
 
     def __post_init__(self, epochs: int | None, batch_size: int | None, lr: float | None, backbone: str | None) -> None:
         flags = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "backbone": backbone}
         object.__setattr__(self, "options", _all_options(self.options, flags))
+
+
+Shared = TypeVar("Shared", bound=type[Setting])
+
+
+def _with_shared_args(record: Shared) -> Shared:
+    """Add the Args of `Setting` to the docstring of a record, after its own: `help` shows no docstrings of bases."""
+    shared = inspect.cleandoc(Setting.__doc__ or "").partition("Args:\n")[2]
+    own, blank, rest = inspect.cleandoc(record.__doc__ or "").partition("\n\nArgs:\n")
+    args, _, after = rest.partition("\n\n")
+    record.__doc__ = f"{own}{blank}{args}\n{shared}\n\n{after}"
+    return record
 
 
 @dataclass(frozen=True)
@@ -106,6 +126,7 @@ class _One:
     seed: int = 0
 
 
+@_with_shared_args
 @dataclass(frozen=True)
 class Experiment(Setting, _One):  # the fields of the last base come first
     """What to run: everything that decides the numbers of a run.
@@ -117,7 +138,7 @@ class Experiment(Setting, _One):  # the fields of the last base come first
             one class per line; by default the data set's. See `ccfa list orders`.
         seed: The seed of the initial weights and, without --batch-seed, of the batches.
 
-    The other fields are those of `Setting`. Options may be Python values or text, as on the command line.
+    Options may be Python values or text, as on the command line.
 
     >>> Experiment("podnet", ccfa=True, options={"epochs": 10}).options
     {'epochs': '10'}
@@ -175,6 +196,7 @@ class _Several:
     axes: Annotated[Axes, arg(name="axis")] = field(default_factory=dict)
 
 
+@_with_shared_args
 @dataclass(frozen=True)
 class Grid(Setting, _Several):
     """What to sweep over: methods, with and without CCFA, axes, class orders and seeds, in all combinations.
@@ -187,7 +209,7 @@ class Grid(Setting, _Several):
         axes: Values of an option, or of memory, memory_total, mix, scenario or image_size. Several axes are combined.
             Separate values that contain commas by ';'.
 
-    The other fields are those of `Setting`. A method takes those options that it has.
+    A method takes those options that it has.
 
     >>> Grid(("podnet",), memory=2, seeds=(0,), axes={"ccfa.count": ("1", "3")}).ccfa
     'both'

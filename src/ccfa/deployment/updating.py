@@ -257,7 +257,7 @@ def _require_same(model: Model, asked: Learning) -> None:
         "--image-size": (asked.image_size, model.framing.size),
         "--seed": (asked.seed, is_.seed),
         "--backbone": (asked.backbone, is_.options.get("backbone")),
-        "--set": (asked.options or None, {name: is_.options.get(name) for name in asked.options}),
+        **{name: (value, is_.options.get(name)) for name, value in asked.options.items()},
     }
     if asked.weights is not None:
         raise UsageError("--weights are what a new model starts from; this model has learned its own.")
