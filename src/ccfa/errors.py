@@ -91,7 +91,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that does not exist, with the nearest one that does."""
     known = sorted(known)
     in_lower_case = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(name.lower(), in_lower_case, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), in_lower_case, n=1)
     hint = f" Did you mean {in_lower_case[close[0]]!r}?" if close else ""
     listed = ", ".join(repr(one) if "," in one else one for one in known[:60])
     if len(known) > 60:

@@ -357,8 +357,8 @@ def test_names_match_in_any_case():
     assert phase_values(build_method("PODNet", "Digits"), "epochs") == phase_values(
         build_method("podnet", "digits"), "epochs"
     )
-    resolved = resolve(Experiment("PODNet", data="DIGITS", order="Seed-3"))
-    assert resolved.experiment == Experiment("podnet", data="digits", order="seed-3")
+    resolved = resolve(Experiment("PODNet", data="DIGITS", order="Seed-3", backbone="Small"))
+    assert resolved.experiment == Experiment("podnet", data="digits", order="seed-3", backbone="small")
     with pytest.raises(UsageError, match="Did you mean 'cifar100'"):
         build_method("podnet", "cifar10")
 

@@ -24,12 +24,12 @@ from ccfa.data import (
     read_order,
     recognise_imagenet,
 )
-from ccfa.errors import DataError, ModelError, UsageError, choose, chosen_name, unknown
+from ccfa.errors import DataError, ModelError, UsageError, choose, chosen_name, matching, unknown
 from ccfa.learning.state import new_network
 from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_image_augmentation, with_memory
 from ccfa.methods.method import EVERYTHING, no_auxiliary_classes
 from ccfa.methods.parts import learns_one_class
-from ccfa.models.backbone import backbone_builder
+from ccfa.models.backbone import BACKBONES, backbone_builder
 from ccfa.models.pretrained import PretrainedConfig, timm_model, untrained, with_weights
 from ccfa.options import decode_options, schema
 from ccfa.plugins import loaded_plugins
@@ -213,11 +213,15 @@ def canonical(experiment: Experiment) -> Experiment:
     >>> canonical(Experiment("PODNet", data="Digits", order="Natural")).name
     'digits-natural-podnet-seed0'
     """
+    options = dict(experiment.options)
+    if known := matching(options.get("backbone", ""), BACKBONES):
+        options["backbone"] = known
     return replace(
         experiment,
         method=chosen_name("method", experiment.method, METHODS),
         data=data_set(experiment.data).name,
         order=experiment.order and read_order(experiment.order),
+        options=options,
     )
 
 
