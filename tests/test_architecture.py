@@ -1,5 +1,6 @@
 """Rules of the source that import-linter cannot state, and the public names."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ccfa
+from ccfa.options import meanings
 
 SOURCE = Path(ccfa.__file__).parent
 TEXTS = {str(path.relative_to(SOURCE)): path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
@@ -64,5 +66,13 @@ def test_help_needs_nothing_large():
 
 def test_public_names_exist():
     assert all(getattr(ccfa, name) for name in ccfa.__all__)
+    assert set(dir(ccfa)) == {*ccfa.__all__, "__version__"}
     with pytest.raises(AttributeError, match="Podnet"):
         _ = ccfa.Podnet
+
+
+# A protocol has no parameters, and a model is made by `load_model` or `learn`.
+@pytest.mark.parametrize("name", sorted(set(ccfa.__all__) - {"FeatureAugmentation", "METHODS", "Model"}))
+def test_public_names_explain_their_parameters(name):
+    public = getattr(ccfa, name)
+    assert set(inspect.signature(public).parameters) <= set(meanings(public))

@@ -9,6 +9,7 @@ import subprocess
 import termios
 import time
 from contextlib import suppress
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -16,10 +17,11 @@ import torch
 import ccfa
 from ccfa import cli
 from ccfa.experiments import Run
-from ccfa.experiments.experiment import schema
+from ccfa.experiments.sweep import experiments_of
 from ccfa.methods import METHODS
+from ccfa.options import schema
 from commands import ASCII, COMMAND, command, contents, environment
-from zoo import good_files, write_class
+from zoo import good_files, write_class, write_noise
 
 SHORT = ("--set", "epochs=1", "balanced_epochs=1")
 PODNET = ("run", "podnet", "--scenario", "5,5")
@@ -50,6 +52,20 @@ USAGE = [  # what the experiment itself refuses is in test_experiment.py
     (["run", "podnet", "--set", "epochs"], "NAME=VALUE"),
     (["run", "podnet", "--set", "epochs=1", "--set", "epochs=2"], "epochs is given twice"),
     (["run", "podnet", "--set", "epochs=x", "lr=-1"], "a whole number.*\n.*at least 0"),
+    (["run", "podnet", "--epochs", "1", "--set", "epochs=2"], "epochs is given twice: with --epochs"),
+    (["sweep", "podnet", "--batch-size", "1", "--set", "batch_size=2"], "with --batch-size"),
+    (["sweep", "podnet", "--lr", "1", "--axis", "lr=1,2"], "lr is given twice"),
+    (["run", "podnet", "--epochs", "three"], "three"),
+    (["run", "podnet", "--epochs", "-1"], "at least 0"),
+    (["run", "podnet", "--head-epochs", "3"], "--set head_epochs=3"),
+    (["run", "podnet", "--milestones", "0.5", "0.7", "--seed", "1"], "--set milestones=0.5,0.7[. ]"),
+    (["run", "podnet", "--ccfa", "--ccfa.count=3", "--step-size", "1"], "--set ccfa.count=3 ccfa.step_size=1"),
+    (["sweep", "wa", "--no-align", "--nonnegative"], "--set align=false nonnegative=true"),
+    (["learn", "model", "photos", "--projection", "9"], "--set projection=9"),
+    (["run", "podnet", "--wandb"], "Unrecognized options: --wandb"),
+    (["run", "PDNet"], "Did you mean 'podnet'"),
+    (["run", "podnet", "--data", "CIFAR10"], "Did you mean 'cifar100'"),
+    (["run", "podnet", "--order", "order.txt"], "order.txt"),
     (["run", "podnet", "--mix", "cutmx"], "cutmix"),
     (["run", "podnet", "--device", "gpu"], "auto, cpu, cuda"),
     (["run", "podnet", "--memry", "3"], "(?s)Perhaps you meant.*--memory"),
@@ -197,7 +213,7 @@ def test_a_reader_that_has_gone_is_no_reason_for_a_traceback(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
     result = subprocess.run(
-        [*COMMAND, "list", "options"], cwd=tmp_path, env=environment(), stdout=writing, stderr=subprocess.PIPE
+        [*COMMAND, "list", "methods"], cwd=tmp_path, env=environment(), stdout=writing, stderr=subprocess.PIPE
     )
     os.close(writing)
     assert result.returncode == 141
@@ -261,6 +277,63 @@ def test_settings_may_be_repeated_and_stand_anywhere(call, tmp_path):
     assert call(*words)[0] == 0
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["experiment"]["options"] == {"epochs": "0", "batch_size": "8"}
+
+
+def test_flags_are_the_same_as_settings():
+    flags = {"epochs": 3, "batch_size": 8, "lr": 0.25, "backbone": "small"}
+    experiment = ccfa.Experiment("podnet", **flags)
+    assert experiment == ccfa.Experiment("podnet", options=flags)
+    assert experiment.options == {"epochs": "3", "batch_size": "8", "lr": "0.25", "backbone": "small"}
+    assert not flags.keys() & asdict(experiment).keys()
+    assert replace(experiment, seed=1).options == experiment.options
+    grid = ccfa.Grid(("podnet", "ucir"), **flags)
+    assert {tuple(one.options.items()) for one in experiments_of(grid)} == {tuple(experiment.options.items())}
+    del flags["backbone"]
+    assert ccfa.Learning(**flags) == ccfa.Learning(options=flags)
+
+
+def test_flags_are_stored_as_options(call, tmp_path):
+    words = ["run", "FineTune", "--epochs", 0, "--batch-size", 8, "--lr", "0.5", "--data", "Digits", "--scenario", "10"]
+    assert call(*words, "--order", "Natural")[0] == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name == "digits-10-natural-finetune-seed0-batch_size=8-epochs=0-lr=0.5"
+    stored = json.loads((run / "config.json").read_text())["experiment"]
+    assert stored["options"] == {"epochs": "0", "batch_size": "8", "lr": "0.5"}
+    assert (stored["method"], stored["data"], stored["order"]) == ("finetune", "digits", "natural")
+    same = ["--set", "epochs=0", "batch_size=8", "lr=0.5", "--order", "natural", "--reuse"]
+    assert call("run", "finetune", "--scenario", "10", *same)[0] == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_an_order_from_a_file_is_stored_with_the_run(call, tmp_path):
+    for seed, name in enumerate(("ant", "bee", "cat, wild")):
+        write_noise(tmp_path / "photos" / name, 3, seed)
+    (tmp_path / "order.txt").write_text("cat, wild\n\nANT\nbee\n")
+    words = ["--data", "photos", "--epochs", 0, "--image-size", 8, "--backbone", "small"]
+    assert call("run", "finetune", *words, "--order", "order.txt", "--out", "run")[0] == 0
+    (tmp_path / "order.txt").unlink()
+    run = Run(tmp_path / "run")
+    assert run.experiment.order == "cat, wild;ANT;bee"
+    assert run.config["resolved"]["class_names"] == ["cat, wild", "ant", "bee"]
+    assert call("run", *run.experiment.arguments(), "--out", "again")[0] == 0
+    assert Run(tmp_path / "again").config == run.config
+    code, _, err = call("run", "finetune", *words, "--order", "ant,bee,cow")
+    assert code == 2
+    assert "'cow'" in err
+
+
+def test_a_sweep_has_canonical_names(call, tmp_path):
+    (tmp_path / "order.txt").write_text("\n".join("9876543210"))
+    words = ["sweep", "FineTune", "--ccfa", "off", "--epochs", 0, "--scenario", "10", "--seeds", 0, "--out", "out"]
+    assert call(*words, "--orders", "NATURAL", "order.txt")[0] == 0
+    orders = {json.loads(path.read_text())["experiment"]["order"] for path in (tmp_path / "out").glob("*/config.json")}
+    assert orders == {"natural", "9,8,7,6,5,4,3,2,1,0"}
+
+
+def test_python_runs_the_package(tmp_path):
+    words = [COMMAND[0], "-m", "ccfa", "--version"]
+    result = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, timeout=60)
+    assert result.stdout.decode() == f"ccfa {ccfa.__version__}\n"
 
 
 def test_every_value_of_an_axis_is_a_line(call, tmp_path):

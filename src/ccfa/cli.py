@@ -1,5 +1,6 @@
 """The command line: parse, call, print."""
 
+import functools
 import io
 import os
 import signal
@@ -17,7 +18,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixe
 from ccfa import __version__
 from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line, printable
 from ccfa.plugins import load_plugin
-from ccfa.settings import Computing, Experiment, Grid, Learning, Pairs, Running, Wanted
+from ccfa.settings import Computing, Experiment, Grid, Learning, Mix, Pairs, Running, Wanted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -398,14 +399,20 @@ class List(_TakesPlugins):
     """List methods, data sets, options and whatever else can be chosen."""
 
     what: Positional[Literal["methods", "datasets", "scenarios", "orders", "backbones", "options", "tables"]]
-    """What to list. options are those of every method, tables those of `ccfa table`."""
-    name: Annotated[Positional[str], arg(metavar="NAME")] = ""
-    """List only the options of this method, of ccfa, or of a kind of mixing."""
+    """What to list. options are those of a method, tables those of `ccfa table`."""
+    name: Annotated[Positional[str], arg(metavar="METHOD")] = ""
+    """Describe this method, or list its options. ccfa and the kinds of mixing have options, too."""
+    data: str | None = None
+    """Show the values that options have on this data; by default on digits."""
+    ccfa: bool = False
+    """Show the options of CCFA, too."""
+    mix: Mix | None = None
+    """Show the options of this kind of mixing, too."""
 
     def __call__(self, console: "Console") -> None:
         from ccfa.reporting.inventory import catalogue
 
-        for table in catalogue(self.what, self.name):
+        for table in catalogue(self.what, self.name, self.data, self.ccfa, self.mix):
             console.print(table)
 
 
@@ -465,13 +472,7 @@ def main() -> None:
         print(f"ccfa {__version__}")
         return
     try:
-        verb = tyro.cli(
-            Verb,
-            prog="ccfa",
-            description="Class-incremental learning with Cross-Class Feature Augmentation.",
-            config=(FlagCreatePairsOff, OmitSubcommandPrefixes),
-            args=_gathered(sys.argv[1:]),
-        )
+        verb = _parsed(sys.argv[1:])
         _require_folder()
         from ccfa.reporting.terminal import Output
 
@@ -530,6 +531,33 @@ def _require_folder() -> None:
 
 def _terminate(number: int, frame: object) -> None:
     raise Stopped("Stopped.", 128 + number)
+
+
+def _parsed(words: list[str]) -> Verb:
+    """Return the verb that was typed. What cannot be understood is explained, and ends the process."""
+    parse = functools.partial(
+        tyro.cli,
+        Verb,
+        prog="ccfa",
+        description="Class-incremental learning with Cross-Class Feature Augmentation.",
+        config=(FlagCreatePairsOff, OmitSubcommandPrefixes),
+        args=_gathered(words),
+    )
+    verb: Verb
+    verb, left = parse(return_unknown_args=True)
+    if left and isinstance(verb, Run | Sweep | Learn):
+        from ccfa.reporting.inventory import as_settings
+
+        for path in verb.plugin if isinstance(verb, Learn) else verb.running.plugin:
+            load_plugin(path)
+        if settings := as_settings(left):
+            raise UsageError(
+                f"Options of a method are given with --set: --set {' '.join(settings)}. "
+                f"`ccfa list options METHOD` shows them."
+            )
+    if left:
+        parse()  # names the nearest flag
+    return verb
 
 
 def _gathered(words: list[str]) -> list[str]:

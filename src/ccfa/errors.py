@@ -90,14 +90,37 @@ def printable(text: str) -> str:
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that does not exist, with the nearest one that does."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    listed = ", ".join(repr(one) if "," in one else one for one in known)
+    in_lower_case = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), in_lower_case, n=1)
+    hint = f" Did you mean {in_lower_case[close[0]]!r}?" if close else ""
+    listed = ", ".join(repr(one) if "," in one else one for one in known[:60])
+    if len(known) > 60:
+        listed += f", and {len(known) - 60} more"
     return UsageError(f"Unknown {kind} {name!r}.{hint} Known: {listed}.")
 
 
+def matching(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is written like this one, or else the only one that differs from it in case alone.
+
+    >>> matching("PODNet", ["podnet", "afc"])
+    'podnet'
+    """
+    known = list(known)
+    if name in known:
+        return name
+    alike = [one for one in known if one.casefold() == str(name).casefold()]
+    return alike[0] if len(alike) == 1 else None
+
+
+def chosen_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """The known name that matches in any case, or the error that names the nearest one."""
+    known = list(known)
+    found = matching(name, known)
+    if found is None:
+        raise unknown(kind, name, known)
+    return found
+
+
 def choose(kind: str, name: str, choices: Mapping[str, Choice]) -> Choice:
-    """The choice of that name, or the error that names the nearest one."""
-    if name not in choices:
-        raise unknown(kind, name, choices)
-    return choices[name]
+    """The choice of that name, in any case, or the error that names the nearest one."""
+    return choices[chosen_name(kind, name, choices)]

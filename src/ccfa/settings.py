@@ -7,11 +7,12 @@ The module does not import torch, so that `ccfa --help` answers at once.
 
 import dataclasses
 import hashlib
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from tyro.conf import Positional, Suppress, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
@@ -58,40 +59,63 @@ Mix = Literal["mixup", "cutmix", "manifold-mixup"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What an experiment and a grid of experiments have in common."""
+    """What an experiment and a grid of experiments have in common.
+
+    Args:
+        data: digits, glyphs, cifar100, imagenet100, imagenet1000, a registered name, or the path of an image folder.
+        scenario: B50-inc10 (50 classes first, then 10 per stage), or stage sizes such as 5,2,2,1; by default the data
+            set's.
+        memory: The number of exemplars to keep per class; by default the method's.
+        options: Options of the method; those of CCFA and of --mix begin with ccfa. and mix. See `ccfa list options
+            METHOD`.
+        mix: Mix the images of a batch (mixup, cutmix) or their feature maps (manifold-mixup).
+        memory_total: The number of exemplars in total, shared by the classes seen so far; give it instead of --memory.
+        validation: Hold out this fraction of the training images, and evaluate on it instead of the test set.
+        epochs: Epochs of the main phase of a stage. This and the next three are options of the method, as with --set.
+        batch_size: Images per batch.
+        lr: The learning rate at the start.
+        backbone: The backbone: see `ccfa list backbones`, or timm:NAME.
+        weights: The backbone's first weights: pretrained (the default for timm:NAME), none (random), or a file of
+            tensors.
+        image_size: The width and height to which photos of a folder are resized; by default 64, or what the model of
+            timm takes.
+        skip_bad: Skip unreadable files of an image folder instead of stopping.
+        recursive: Read the folders inside the class folders of an image folder, too.
+        batch_seed: The seed of batch order and augmentation; by default the seed of the run.
+    """
 
     data: str = "digits"
-    """digits, glyphs, cifar100, imagenet100, imagenet1000, a registered name, or the path of an image folder."""
     scenario: str | None = None
-    """B50-inc10 (50 classes first, then 10 per stage), or stage sizes such as 5,2,2,1; by default the data set's."""
     memory: int | None = None
-    """The number of exemplars to keep per class; by default the method's."""
     options: Annotated[Pairs, arg(name="set")] = field(default_factory=dict)
-    """Options of the method; those of CCFA and of --mix begin with ccfa. and mix. See `ccfa list options`."""
     mix: Mix | None = None
-    """Mix the images of a batch (mixup, cutmix) or their feature maps (manifold-mixup)."""
     memory_total: int | None = None
-    """The number of exemplars to keep in total, shared by the classes seen so far; give it instead of --memory."""
     validation: float = 0.0
-    """Hold out this fraction of the training images, and evaluate on it instead of the test set."""
+    epochs: InitVar[int | None] = None
+    batch_size: InitVar[int | None] = None
+    lr: InitVar[float | None] = None
     backbone: InitVar[str | None] = None
-    """The backbone: see `ccfa list backbones`, or timm:NAME. This is the option `backbone` of the method."""
     weights: str | None = None
-    """The backbone's first weights: pretrained (the default for timm:NAME), none (random), or a file of tensors."""
     image_size: int | None = None
-    """The width and height to which photos of a folder are resized; by default 64, or what the model of timm takes."""
     skip_bad: bool = False
-    """Skip unreadable files of an image folder instead of stopping."""
     recursive: bool = False
-    """Read the folders inside the class folders of an image folder, too."""
     batch_seed: int | None = None
-    """The seed of batch order and augmentation; by default the seed of the run."""
 
-    def __post_init__(self, backbone: str | None) -> None:
-        if backbone is not None and "backbone" in self.options:
-            raise UsageError("The backbone is given twice: with --backbone, and as an option with --set.")
-        options = self.options if backbone is None else {**self.options, "backbone": backbone}
-        object.__setattr__(self, "options", {name: _text(value) for name, value in options.items()})
+    def __post_init__(self, epochs: int | None, batch_size: int | None, lr: float | None, backbone: str | None) -> None:
+        flags = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "backbone": backbone}
+        object.__setattr__(self, "options", _all_options(self.options, flags))
+
+
+Shared = TypeVar("Shared", bound=type[Setting])
+
+
+def _with_shared_args(record: Shared) -> Shared:
+    """Add the Args of `Setting` to the docstring of a record, after its own: `help` shows no docstrings of bases."""
+    shared = inspect.cleandoc(Setting.__doc__ or "").partition("Args:\n")[2]
+    own, blank, rest = inspect.cleandoc(record.__doc__ or "").partition("\n\nArgs:\n")
+    args, _, after = rest.partition("\n\n")
+    record.__doc__ = f"{own}{blank}{args}\n{shared}\n\n{after}"
+    return record
 
 
 @dataclass(frozen=True)
@@ -102,6 +126,7 @@ class _One:
     seed: int = 0
 
 
+@_with_shared_args
 @dataclass(frozen=True)
 class Experiment(Setting, _One):  # the fields of the last base come first
     """What to run: everything that decides the numbers of a run.
@@ -109,10 +134,11 @@ class Experiment(Setting, _One):  # the fields of the last base come first
     Args:
         method: The name of a method. See `ccfa list methods`.
         ccfa: Add Cross-Class Feature Augmentation to the method.
-        order: The class order: natural, seed-1993, podnet-0, ... or a list of classes; by default the data set's.
+        order: The class order: natural, seed-1993, podnet-0, ..., a list of classes such as cat,dog, or a file with
+            one class per line; by default the data set's. See `ccfa list orders`.
         seed: The seed of the initial weights and, without --batch-seed, of the batches.
 
-    The other fields are those of `Setting`. Options may be Python values or text, as on the command line.
+    Options may be Python values or text, as on the command line.
 
     >>> Experiment("podnet", ccfa=True, options={"epochs": 10}).options
     {'epochs': '10'}
@@ -170,6 +196,7 @@ class _Several:
     axes: Annotated[Axes, arg(name="axis")] = field(default_factory=dict)
 
 
+@_with_shared_args
 @dataclass(frozen=True)
 class Grid(Setting, _Several):
     """What to sweep over: methods, with and without CCFA, axes, class orders and seeds, in all combinations.
@@ -177,12 +204,12 @@ class Grid(Setting, _Several):
     Args:
         methods: The names of methods; `all` means every method.
         ccfa: Run without CCFA, with it, or both.
-        orders: Class orders, such as podnet-0 podnet-1 podnet-2; by default the data set's.
+        orders: Class orders, such as podnet-0 podnet-1 podnet-2, or files; by default the data set's.
         seeds: Seeds. Each is run with each class order.
         axes: Values of an option, or of memory, memory_total, mix, scenario or image_size. Several axes are combined.
             Separate values that contain commas by ';'.
 
-    The other fields are those of `Setting`. A method takes those options that it has.
+    A method takes those options that it has.
 
     >>> Grid(("podnet",), memory=2, seeds=(0,), axes={"ccfa.count": ("1", "3")}).ccfa
     'both'
@@ -253,6 +280,9 @@ class Learning:
             method that freezes the backbone does not train one that starts from weights, unless epochs are set.
         image_size: The width and height of the model's images; by default the backbone's, or 64.
         options: Options of the method. See `ccfa list options`.
+        epochs: Epochs of the main phase of a stage. This and the next two are options of the method, as with --set.
+        batch_size: Images per batch.
+        lr: The learning rate at the start.
         memory: How many images of each class the model keeps, to learn from again; by default the method's.
         memory_mb: How many megabytes of images the model keeps in all; give it instead of --memory.
         seed: The seed of the initial weights, of the batches and of the images that are held out.
@@ -271,6 +301,9 @@ class Learning:
     weights: str | None = None
     image_size: int | None = None
     options: Annotated[Pairs, arg(name="set")] = field(default_factory=dict)
+    epochs: InitVar[int | None] = None
+    batch_size: InitVar[int | None] = None
+    lr: InitVar[float | None] = None
     memory: int | None = None
     memory_mb: float | None = None
     seed: int | None = None
@@ -279,8 +312,9 @@ class Learning:
     recursive: bool = False
     keep: int = 5
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "options", {name: _text(value) for name, value in self.options.items()})
+    def __post_init__(self, epochs: int | None, batch_size: int | None, lr: float | None) -> None:
+        flags = {"epochs": epochs, "batch_size": batch_size, "lr": lr}
+        object.__setattr__(self, "options", _all_options(self.options, flags))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,6 +357,15 @@ def command_words(record: Any, always: Sequence[str] = (), never: Sequence[str] 
         else:
             needed.get(one.name, others).extend([flag, str(value)])
     return [*(word for words in needed.values() for word in words), *others, *last]
+
+
+def _all_options(options: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, str]:
+    """Return options as they are typed, together with those that have a flag of their own."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    if both := [name for name in given if name in options]:
+        flag = both[0].replace("_", "-")
+        raise UsageError(f"{both[0]} is given twice: with --{flag}, and as an option with --set.")
+    return {name: _text(value) for name, value in {**options, **given}.items()}
 
 
 def _text(value: Any) -> str:

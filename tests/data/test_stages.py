@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from ccfa.data.stages import Stage, class_order, order_names, parse_scenario, published, recognise_imagenet, split
+from ccfa.data.stages import (
+    Stage,
+    class_order,
+    order_names,
+    parse_scenario,
+    published,
+    read_order,
+    recognise_imagenet,
+    split,
+)
 from ccfa.errors import UsageError
 
 
@@ -56,6 +65,62 @@ def test_known_orders():
     assert class_order("podnet", 1000, "imagenet1000")[:5] == (54, 7, 894, 512, 126)
     assert class_order("podnet", 1000, "imagenet1000")[-3:] == (945, 697, 417)
     assert class_order("3, 1,2,0", 4, "digits") == (3, 1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "order"),
+    [
+        ("cat, ant,bee", ("ant", "bee", "cat"), (2, 0, 1)),
+        ("Cat,ANT,bee", ("ant", "bee", "cat"), (2, 0, 1)),
+        ("b,c;a", ("a", "b,c"), (1, 0)),
+        ("2,10,1", ("1", "10", "2"), (2, 1, 0)),
+        ("2,1,0", ("1", "10", "2"), (2, 1, 0)),
+        ("only", ("only",), (0,)),
+    ],
+)
+def test_orders_by_name(text, names, order):
+    assert class_order(text, len(names), "photos", names) == order
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ant,bee,cta", "'cta'.*Did you mean 'cat'"),
+        ("ant,cat", "missing: 'bee'"),
+        ("ant,cat,bee,cat", "repeated: 'cat'"),
+        ("cat,0,1", "'0'"),
+        ("ct", "class order"),
+    ],
+)
+def test_wrong_names_in_an_order_are_told(text, said):
+    with pytest.raises(UsageError, match=said):
+        class_order(text, 3, "photos", ("ant", "bee", "cat"))
+
+
+def test_an_order_is_read_from_a_file(tmp_path):
+    file = tmp_path / "my-order"
+    for content, order in [
+        ("cat\n\n dog \r\nant", "cat,dog,ant"),
+        ("3\n1\n2\n0\n", "3,1,2,0"),
+        ("\ufeffa,b\nc", "a,b;c"),
+        ("cat,dog,ant\n", "cat,dog,ant"),
+        ("cafe\u0301", "caf\u00e9"),
+    ]:
+        file.write_text(content, encoding="utf-8")
+        assert read_order(str(file)) == order
+    for content in (b"", b"\n \n", b"\xff\xfe", b"a;b\nc"):
+        file.write_bytes(content)
+        with pytest.raises(UsageError, match="my-order"):
+            read_order(str(file))
+    for text in ("none.txt", str(tmp_path), "no/where"):
+        with pytest.raises(UsageError, match=text):
+            read_order(text)
+    assert [read_order(text) for text in ("PODNet-0", "Seed-7", "cat,Dog", "cat")] == [
+        "podnet-0",
+        "seed-7",
+        "cat,Dog",
+        "cat",
+    ]
 
 
 def test_orders_are_different_permutations():

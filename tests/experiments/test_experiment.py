@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -10,22 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ccfa.augmentation import CutMix
+from ccfa.augmentation import CCFA, CutMix
 from ccfa.data import DIGITS, FOLDER, Transforms, data_set, parse_scenario
 from ccfa.errors import ModelError, UsageError
 from ccfa.experiments import Experiment, build_method, resolve
 from ccfa.experiments.experiment import (
     SCENARIOS,
-    decode,
-    decode_options,
     describe,
     experiment_method,
     experiment_of,
     preset,
-    schema,
 )
 from ccfa.methods import METHODS
 from ccfa.models import BACKBONES
+from ccfa.options import check, decode, decode_options, schema
 from zoo import write_noise
 
 
@@ -281,6 +281,93 @@ def test_any_text_is_decoded_or_refused(text):
     for kind in (int, float, bool, int | None, tuple[int, ...], Literal["a"]):
         with contextlib.suppress(ValueError):
             decode(text, kind)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "said"),
+    [
+        ("three", int, "a whole number"),
+        (2.5, int, "a whole number"),
+        (True, int, "a whole number"),
+        (-1, int, "at least 0"),
+        ("0.1", float, "a number"),
+        (float("nan"), float, "finite"),
+        (float("inf"), float | None, "finite"),
+        (1, bool, "true or false"),
+        (3, str, "text"),
+        ("c", Literal["a", "b"], "a, b"),
+        (0.5, tuple[float, ...], "a tuple"),
+        ((0.5, "x"), tuple[float, ...], "a number"),
+        ((1.0,), tuple[float, float], "2 values"),
+        ("x", Transforms, "Transforms"),
+        (3, str | Callable[[int], str], "text"),
+        (3, Callable[[int], str], "a function"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused_with_what_was_expected(value, kind, said):
+    with pytest.raises(ValueError, match=said):
+        check(value, kind)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (7, float),
+        (None, int | None),
+        ("a", Literal["a"] | None),
+        ([0.5, 1], tuple[float, ...]),
+        (DIGITS, Transforms),
+        (len, str | Callable[[int], str]),
+    ],
+)
+def test_values_that_fit_are_taken(value, kind):
+    assert check(value, kind) is value
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"epochs": "three"},
+        {"epochs": -1},
+        {"epochs": 2.5},
+        {"memory": "many"},
+        {"num_proxies": 2.5},
+        {"margin": "x"},
+        {"lambda_flat": "1"},
+        {"transforms": None},
+        {"nca": "foo"},
+        {"epoch": 3},
+    ],
+)
+def test_python_options_are_checked_as_typed_ones(options):
+    (name,) = options
+    for build in (partial(build_method, "podnet", "digits"), METHODS["podnet"]):
+        with pytest.raises(UsageError, match=f"{name}.* of podnet|option of podnet '{name}'"):
+            build(**options)
+
+
+@pytest.mark.parametrize("options", [{"count": 2.5}, {"count": "3"}, {"step_size": 1.0}, {"phases": "main"}])
+def test_options_of_ccfa_are_checked_in_python(options):
+    with pytest.raises(UsageError, match=f"Option {next(iter(options))} of CCFA"):
+        CCFA(**options)
+
+
+def test_names_match_in_any_case():
+    assert build_method("PODNet", "CIFAR100").name == "podnet"
+    assert phase_values(build_method("PODNet", "Digits"), "epochs") == phase_values(
+        build_method("podnet", "digits"), "epochs"
+    )
+    resolved = resolve(Experiment("PODNet", data="DIGITS", order="Seed-3", backbone="Small"))
+    assert resolved.experiment == Experiment("podnet", data="digits", order="seed-3", backbone="small")
+    with pytest.raises(UsageError, match="Did you mean 'cifar100'"):
+        build_method("podnet", "cifar10")
+
+
+def test_a_folder_wins_over_a_name_in_another_case(tmp_path, monkeypatch):
+    write_noise(tmp_path / "Digits" / "ant", 4, seed=0)
+    monkeypatch.chdir(tmp_path)
+    assert resolve(Experiment("finetune", data="Digits")).train.class_names == ("ant",)
+    assert resolve(Experiment("finetune", data="digits")).train.num_classes == 10
 
 
 def test_options_are_decoded_or_every_problem_is_reported_at_once():

@@ -98,7 +98,7 @@ def test_only_gamma_decays():
 def test_each_loss_has_its_own_decay():
     for options, expected in [({}, 0.1), ({"loss": "inclearn"}, 0.0), ({"correction_decay": 0.3}, 0.3)]:
         assert bic(**options).phases(STAGES[1])[1].weight_decay == expected
-    with pytest.raises(UsageError, match="'inclearn'"):
+    with pytest.raises(UsageError, match="authors, inclearn"):
         bic(loss="inclern")
 
 

@@ -201,5 +201,5 @@ def test_impossible_options_are_refused():
             with pytest.raises(UsageError, match=option):
                 factory(**{option: value})
     for name in NAMES:
-        with pytest.raises(UsageError, match="first stage"):
+        with pytest.raises(UsageError, match="first of"):
             METHODS[name](first="other")

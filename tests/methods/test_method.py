@@ -8,11 +8,11 @@ import pytest
 from ccfa.data import DIGITS, split
 from ccfa.errors import UsageError
 from ccfa.experiments import build_method
-from ccfa.experiments.experiment import schema
 from ccfa.methods import METHODS, Method, Recipe, register_method
 from ccfa.methods.parts import cosine
 from ccfa.methods.podnet import podnet
 from ccfa.models import BACKBONES
+from ccfa.options import schema
 from toys import STAGES, TOY, main_phase
 
 PUBLISHED = {  # epochs, learning rate, batch size, weight decay, exemplars per class, epochs at which the rate drops

@@ -14,8 +14,9 @@ import pytest
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import parse_scenario
 from ccfa.errors import ModelError, UsageError
-from ccfa.experiments.experiment import describe, experiment_method, schema
+from ccfa.experiments.experiment import describe, experiment_method
 from ccfa.methods import METHODS
+from ccfa.options import schema
 from ccfa.reporting.comparison import (
     AVERAGE,
     common_folder,

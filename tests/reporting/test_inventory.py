@@ -9,18 +9,20 @@ import torch
 
 import ccfa
 from ccfa.augmentation import CCFA, MIXES
-from ccfa.data import DATASETS
+from ccfa.data import DATASETS, Stage
 from ccfa.errors import UsageError
-from ccfa.experiments.experiment import SCENARIOS, schema
+from ccfa.experiments.experiment import SCENARIOS, experiment_method
 from ccfa.experiments.tables import TABLES, cited_only
-from ccfa.methods import METHODS, Phase
+from ccfa.methods import METHODS, Method, Phase, register_method
 from ccfa.methods.fetril import real_samples
 from ccfa.methods.method import NOTHING
 from ccfa.methods.parts import class_blocks
 from ccfa.models import BACKBONES
+from ccfa.options import meanings, schema
 from ccfa.reporting import inventory
 from ccfa.reporting.inventory import TRAITS, catalogue, findings, traits
 from ccfa.reporting.terminal import Output
+from ccfa.settings import Experiment
 from toys import EVERY_PAIR, REFUSED
 from zoo import write_class, write_noise
 
@@ -35,13 +37,28 @@ def rows(*tables):
 
 
 def test_methods_are_listed_with_their_memory():
-    described, found = map(rows, catalogue("methods"))
-    assert {*METHODS, *cited_only()} <= set(described)
-    assert all(described[name][1] for name in METHODS)
-    memories = [found[name][1] for name in ("finetune", "podnet", "joint")]
-    assert memories == ["none", "20 per class, needed", "every image"]
-    assert found["ranpac"][:5] == ["ranpac", "none", "", "yes", "yes"]
-    assert found["podnet"][2:5] == ["yes", "", ""]
+    (table,) = catalogue("methods")
+    found = rows(table)
+    assert all(found[name][1] for name in METHODS)
+    assert [found[name][2] for name in ("finetune", "podnet", "joint")] == ["none", "20 per class", "every image"]
+    assert [found[name][3] for name in ("podnet", "joint", "ranpac")] == ["yes", "no", "no"]
+    assert all(name in table.caption for name in cited_only())
+
+
+def test_the_list_of_methods_fits_a_screen():
+    console = Output(file=io.StringIO(), width=100)
+    console.print(*catalogue("methods"))
+    assert len(console.file.getvalue().splitlines()) <= 40
+
+
+def test_a_method_is_described_by_name():
+    described = rows(*catalogue("methods", "GDumb"))
+    assert "formulation B3" in described["what it is"][1]
+    assert "Prabhu" in described["paper"][1]
+    assert described["CCFA"][1].startswith("no: it learns from its memory")
+    assert rows(*catalogue("methods", "ranpac"))["frozen"][1].startswith("yes")
+    with pytest.raises(UsageError, match="Did you mean 'podnet'"):
+        catalogue("methods", "pdnet")
 
 
 def test_traits_follow_from_the_method(monkeypatch):
@@ -73,22 +90,75 @@ def test_catalogues_are_complete(what, names):
     assert all(found[name][1] for name in names)
 
 
-def test_options_have_type_and_default_as_they_are_typed():
-    functions = {**METHODS, "ccfa": CCFA, **MIXES}
-    tables = {table.title: table for table in catalogue("options")}
-    assert tables.keys() == functions.keys()
-    for name, function in functions.items():
-        prefix = "ccfa." if name == "ccfa" else "mix." if name in MIXES else ""
-        assert {prefix + option for option in schema(function)} <= set(rows(tables[name]))
-    assert rows(tables["podnet"])["epochs"] == ["epochs", "int", "160"]
+EVERYTHING = {**METHODS, "ccfa": CCFA, **MIXES}
 
 
-def test_options_of_one_method():
-    (table,) = catalogue("options", "podnet")
-    assert table.title == "podnet"
-    for what, name in (("options", "podnt"), ("methods", "podnet")):
-        with pytest.raises(UsageError, match="podnet"):
-            catalogue(what, name)
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_every_option_has_a_meaning_and_a_value(name):
+    function = EVERYTHING[name]
+    prefix = "ccfa." if name == "ccfa" else "mix." if name in MIXES else ""
+    found = rows(*catalogue("options", name))
+    for option in schema(function):
+        _, value, meaning = found[prefix + option]
+        assert value
+        assert meaning
+    assert set(meanings(function)) == set(schema(function)), "a meaning of what is no option"
+
+
+@pytest.mark.parametrize(("data", "epochs", "memory"), [("digits", 20, 4), ("cifar100", 160, 20), ("./photos", 40, 20)])
+def test_options_have_the_values_that_a_run_would_use(data, epochs, memory):
+    found = rows(*catalogue("options", "podnet", data))
+    assert (found["epochs"][1], found["memory"][1]) == (str(epochs), str(memory))
+    method = experiment_method(Experiment("podnet", data=data))
+    assert (method.phases(Stage(0, 0, 5))[0].epochs, method.memory.per_class) == (epochs, memory)
+
+
+def test_options_of_what_is_plugged_in_are_listed_too():
+    (table,) = catalogue("options", "PODNet", "Glyphs", ccfa=True, mix="cutmix")
+    assert table.title == "podnet + ccfa + cutmix on glyphs"
+    found = rows(table)
+    assert {"epochs", "ccfa.count", "mix.alpha"} <= set(found)
+    (plug_in,) = experiment_method(Experiment("podnet", ccfa=True, data="glyphs")).feature_augmentations
+    assert found["ccfa.count"][1] == str(plug_in.count)
+    assert found["nca"][2].endswith("(code, paper)")
+
+
+def test_options_are_asked_for_by_method(call):
+    code, out, _ = call("list", "options")
+    assert code == 0
+    assert "ccfa list options METHOD --data DATA" in out
+    assert len(out.splitlines()) < 10
+    for words, said in [
+        (["options", "podnt"], "podnet"),
+        (["datasets", "podnet"], "ccfa list options podnet"),
+        (["methods", "--ccfa"], "ccfa list options podnet"),
+        (["options", "gdumb", "--ccfa"], "gdumb"),
+        (["options", "podnet", "--data", "cifar10"], "Did you mean 'cifar100'"),
+    ]:
+        code, _, err = call("list", *words)
+        assert code == 2
+        assert said in err
+
+
+def test_a_plug_in_describes_its_options():
+    @register_method("mine", METHODS["replay"])
+    def mine(method: Method, *, depth: int = 3, width: int = 4) -> Method:
+        """My own.
+
+        Args:
+            depth: How deep it goes,
+                which is written on two lines.
+
+        Returns:
+            width: No option.
+        """
+        return method
+
+    found = rows(*catalogue("options", "mine"))
+    assert found["depth"] == ["depth", "3", "How deep it goes, which is written on two lines."]
+    assert found["width"] == ["width", "4"]
+    assert found["memory"][2]
+    assert rows(*catalogue("methods"))["mine"][1] == "My own."
 
 
 def found(name, data_dir=None):

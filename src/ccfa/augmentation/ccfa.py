@@ -16,6 +16,7 @@ from ccfa.errors import UsageError
 from ccfa.kernels import full_precision, sphere_attack
 from ccfa.losses import cross_entropy, nca, nca_exclusive
 from ccfa.models import CosineHead, Head, LocalSimilarityHead
+from ccfa.options import checked, schema
 
 PAPER_DIM = 64
 PAPER_STEP_SIZE = (2 / 255, 5 / 255)  # of alpha at that dimension; 2/2040 to 5/2040 at 512
@@ -65,15 +66,11 @@ class CCFA:
     needs_old_head: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        checked(vars(self), schema(type(self)), type(self).__name__)
         target_rule(self.target)
         low, high = self.step_size or PAPER_STEP_SIZE
-        if self.count < 0 or self.steps < 0 or not 0 <= low <= high:
-            raise UsageError(
-                f"CCFA needs count >= 0, steps >= 0 and 0 <= step_size[0] <= step_size[1]; "
-                f"got count={self.count}, steps={self.steps}, step_size={self.step_size}."
-            )
-        if self.start not in ("feature", "noise"):
-            raise UsageError(f"CCFA starts from 'feature' or 'noise', not from {self.start!r}.")
+        if low > high:
+            raise UsageError(f"CCFA needs step_size[0] <= step_size[1]; got step_size={self.step_size}.")
 
     def step_size_for(self, dim: int) -> tuple[float, float]:
         """The range of alpha for features of that dimension: `step_size`, or the paper's."""

@@ -14,6 +14,7 @@ from ccfa.augmentation.samples import MixedImages
 from ccfa.data import Stage
 from ccfa.errors import UsageError
 from ccfa.models.backbone import MapMixing
+from ccfa.options import checked, schema
 
 Mix = tuple[Tensor, Tensor, MapMixing | None]
 """The images for the backbone, the share of their first label, and what the backbone mixes inside."""
@@ -21,14 +22,22 @@ Mix = tuple[Tensor, Tensor, MapMixing | None]
 
 @dataclass(frozen=True)
 class PairMixing(ABC):
-    """Mixes each image with another of its batch; it keeps a share lambda ~ Beta(alpha, alpha), one per batch."""
+    """Mixes each image with another of its batch; it keeps a share lambda ~ Beta(alpha, alpha), one per batch.
+
+    Args:
+        alpha: The parameter of the Beta distribution of shares.
+        probability: The probability that a batch is mixed at all.
+        phases: The names of the phases it acts in.
+        in_first_stage: Mix in the first stage, too.
+    """
 
     alpha: float = 1.0
-    probability: float = 1.0  # that a batch is mixed at all
+    probability: float = 1.0
     phases: tuple[str, ...] = ("main", "balanced")
     in_first_stage: bool = True
 
     def __post_init__(self) -> None:
+        checked(vars(self), schema(type(self)), type(self).__name__)
         if self.alpha <= 0 or not 0 <= self.probability <= 1:
             raise UsageError(
                 f"{type(self).__name__} needs alpha > 0 and a probability from 0 to 1; "
@@ -71,10 +80,14 @@ class CutMix(PairMixing):
 
 @dataclass(frozen=True)
 class ManifoldMixup(PairMixing):
-    """Verma et al., ICML 2019: Mixup of the images or, as often, of the maps after one of the first levels."""
+    """Verma et al., ICML 2019: Mixup of the images or, as often, of the maps after one of the first levels.
+
+    Args:
+        num_places: Mix before one of this many levels: the images, the maps of the first level, those of the second.
+    """
 
     alpha: float = 2.0
-    num_places: int = 3  # before this many levels: the images, the maps of the first level, those of the second
+    num_places: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,7 +9,7 @@ from ccfa.data.imagenet import IMAGENET, ClassList, class_list, described_list, 
 from ccfa.data.images import ImageSet
 from ccfa.data.prepared import Preparation, read_prepared
 from ccfa.data.registry import DATASETS, Loader, data_set, describe_data_sets, load, load_parts, register_data
-from ccfa.data.stages import Stage, class_order, order_names, parse_scenario, recognise_imagenet, split
+from ccfa.data.stages import Stage, class_order, order_names, parse_scenario, read_order, recognise_imagenet, split
 from ccfa.data.streamed import Streamed
 from ccfa.data.transforms import Transforms
 
@@ -51,6 +51,7 @@ __all__ = [
     "order_names",
     "parse_scenario",
     "prepared_folder",
+    "read_order",
     "read_photos",
     "read_prepared",
     "recognise_imagenet",

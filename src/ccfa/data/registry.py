@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ccfa.data.decoding import Framing, Interpolation
 from ccfa.data.folder import FOLDER_METHOD_OPTIONS, FOLDER_OPTIONS, load_folder
 from ccfa.data.images import ImageSet, require_same_classes
-from ccfa.errors import UsageError, unknown
+from ccfa.errors import UsageError, matching, unknown
 from ccfa.plugins import Registry
 
 Loader = Callable[[str, Path | None, Framing, bool, float, bool], tuple[ImageSet, ImageSet]]
@@ -101,7 +101,8 @@ def register_data(
 def data_set(name: str | Path) -> DataSet:
     """Return the data set of that name, of a family such as imagenet:FILE, or the image folder at that path.
 
-    A path is a `Path`, a text with a separator, or the name of something that exists.
+    A path is a `Path`, a text with a separator, or the name of something that exists. Any other name matches in any
+    case.
     """
     if name in DATASETS:
         return DATASETS[str(name)]
@@ -113,6 +114,8 @@ def data_set(name: str | Path) -> DataSet:
         return DataSet(
             str(name), partial(load_folder, path), options=FOLDER_OPTIONS, method_options=FOLDER_METHOD_OPTIONS
         )
+    if found := matching(name, DATASETS):
+        return DATASETS[found]
     raise unknown("data", name, [*DATASETS, "the path of a folder such as ./photos"])
 
 

@@ -1,18 +1,24 @@
 """Which classes arrive when: the order in which classes are learned, and the stages that the order is divided into."""
 
 import json
+import os
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import accumulate, pairwise
 from operator import index
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ccfa.errors import UsageError, unknown
+from ccfa.data.images import some
+from ccfa.errors import DataError, UsageError, chosen_name, matching, unknown
+from ccfa.files import read_regular
 
 IMAGENET_LISTS = {"imagenet100": 100, "imagenet1000": 1000}  # several subsets are called ImageNet-100: this is PODNet's
 _ON_CIFAR = ("podnet-0", "podnet-1", "podnet-2")
@@ -105,12 +111,44 @@ def order_names() -> dict[str, str]:
         "seed-N": "a random order by NumPy's RandomState(N); seed-1993 is the one most papers use",
         **{name: f"number {name[-1]} of PODNet's three orders (cifar100 only)" for name in _ON_CIFAR},
         "podnet": "PODNet's order, which is seed-1993 (imagenet100 and imagenet1000 only)",
-        "3,1,2,0": "any order, as a list of labels",
+        "3,1,2,0": "any order, as a list of labels, which begin at 0",
+        "cat,dog,ant": "any order, as a list of class names; with ';' between names that contain commas",
+        "FILE": "a text file with one class name or one label per line",
     }
 
 
-def class_order(text: str, num_classes: int, data: str) -> tuple[int, ...]:
-    """The labels of `data` in the order that `text` names or lists. `ImageSet.reorder` checks that it fits."""
+def read_order(text: str) -> str:
+    """Return a class order that depends on no file: its known name, or the list of what the lines of a file say.
+
+    >>> read_order("Seed-1993"), read_order("cat,dog")
+    ('seed-1993', 'cat,dog')
+    """
+    known = text.strip().lower()
+    if re.fullmatch(r"natural|podnet(-\d+)?|seed-\d+", known, re.ASCII):
+        return known
+    path = Path(os.path.expanduser(text))
+    if not (os.path.isfile(path) or os.sep in text or path.suffix.lower() in (".txt", ".csv")):
+        return text
+    try:
+        content = unicodedata.normalize("NFC", read_regular(path, 10**7).decode("utf-8-sig"))
+    except (DataError, UnicodeDecodeError) as error:
+        reason = error if isinstance(error, DataError) else "is not text in UTF-8"
+        raise UsageError(f"The class order {path} {reason}.") from error
+    lines = [line.strip() for line in content.splitlines() if line.strip()]
+    if not lines:
+        raise UsageError(f"The class order {path} is empty; expected one class per line.")
+    if len(lines) == 1 or not any("," in line or ";" in line for line in lines):
+        return ",".join(lines)
+    if unusable := [line for line in lines if ";" in line]:
+        raise UsageError(f"The class order {path} holds {unusable[0]!r}; a class name with ';' cannot be listed.")
+    return ";".join(lines)
+
+
+def class_order(text: str, num_classes: int, data: str, class_names: Sequence[str] = ()) -> tuple[int, ...]:
+    """The labels of `data` in the order that `text` names or lists. `ImageSet.reorder` checks that labels fit.
+
+    A list of all class names is in names, even if these are numbers.
+    """
     text = text.strip()
     if text in ("podnet", *_ON_CIFAR):
         fits = IMAGENET_LISTS if text == "podnet" else ["cifar100"]
@@ -127,12 +165,29 @@ def class_order(text: str, num_classes: int, data: str) -> tuple[int, ...]:
         order = np.arange(num_classes)
         np.random.RandomState(seed).shuffle(order)  # the legacy stream: published orders were drawn from it
         return tuple(order.tolist())
+    entries = [entry.strip() for entry in text.split(";" if ";" in text else ",")]
+    if sorted(entries) == sorted(class_names):
+        return tuple(list(class_names).index(entry) for entry in entries)
     if re.fullmatch(r"[-+\d\s,]+", text, re.ASCII):
         try:
             return tuple(int(label) for label in text.split(","))
         except ValueError:
             raise UsageError(f'Cannot read the class order {text!r}; expected labels such as "3,1,2,0".') from None
-    raise unknown("class order", text, order_names())
+    if len(entries) == 1 and not matching(text, class_names):
+        raise unknown("class order", text, order_names())
+    return _named_order(entries, class_names)
+
+
+def _named_order(entries: Sequence[str], class_names: Sequence[str]) -> tuple[int, ...]:
+    """The labels of classes that are listed by name, each once."""
+    names = [chosen_name("class", entry, class_names) for entry in entries]
+    faults = {
+        "repeated": [name for name, count in Counter(names).items() if count > 1],
+        "missing": [name for name in class_names if name not in names],
+    }
+    if found := [f"{fault}: {some([*map(repr, those)])}" for fault, those in faults.items() if those]:
+        raise UsageError(f"A class order must hold each of the {len(class_names)} classes once; {'; '.join(found)}.")
+    return tuple(list(class_names).index(name) for name in names)
 
 
 def recognise_imagenet(class_names: Iterable[str]) -> str | None:

@@ -18,9 +18,9 @@ from ccfa.deployment.card import model_card
 from ccfa.deployment.folder import Images, ModelFolder, State
 from ccfa.deployment.model import RULES, Model
 from ccfa.deployment.scoring import Classifier, calibrate, embed, read
-from ccfa.errors import LockedError, UsageError, choose
+from ccfa.errors import LockedError, UsageError, chosen_name
 from ccfa.evaluation import rule_name
-from ccfa.experiments.experiment import describe, experiment_method, framing_of, schema
+from ccfa.experiments.experiment import describe, experiment_method, framing_of
 from ccfa.experiments.running import DEFAULTS, acceleration_of
 from ccfa.learning import Learner
 from ccfa.learning.loop import Observer, num_batches, prepare_phase
@@ -30,6 +30,7 @@ from ccfa.methods.frozen import ReadOut
 from ccfa.methods.parts import is_frozen, learns_one_class
 from ccfa.models import BACKBONES
 from ccfa.models.pretrained import timm_model, untrained
+from ccfa.options import schema
 from ccfa.plugins import load_plugin, loaded_plugins
 from ccfa.settings import Experiment, Learning, Running
 
@@ -226,10 +227,10 @@ def _learns_more(method: Method) -> bool:
 
 def _new_experiment(asked: Learning) -> Experiment:
     """The method and its options. A pretrained backbone that will be frozen stays as it is, unless epochs are given."""
-    options, method = dict(asked.options), asked.method or DEFAULT_METHOD
+    options, method = dict(asked.options), chosen_name("method", asked.method or DEFAULT_METHOD, METHODS)
     is_timm = (asked.backbone or options.get("backbone", "")).startswith("timm:")
     weights = asked.weights or ("pretrained" if is_timm else "none")
-    factory = choose("method", method, METHODS)
+    factory = METHODS[method]
     if "balanced" in schema(factory):
         options.setdefault("balanced", "true")  # folders have classes of any size
     if weights != "none" and "epochs" in schema(factory) and is_frozen(factory(), Stage(0, 0, 1)):
@@ -251,12 +252,12 @@ def _require_same(model: Model, asked: Learning) -> None:
     """Refuse options that would make another model of an existing one."""
     is_ = model.experiment
     given = {
-        "--method": (asked.method, is_.method),
+        "--method": (asked.method and chosen_name("method", asked.method, METHODS), is_.method),
         "--ccfa": (asked.ccfa or None, is_.ccfa),
         "--image-size": (asked.image_size, model.framing.size),
         "--seed": (asked.seed, is_.seed),
         "--backbone": (asked.backbone, is_.options.get("backbone")),
-        "--set": (asked.options or None, {name: is_.options.get(name) for name in asked.options}),
+        **{name: (value, is_.options.get(name)) for name, value in asked.options.items()},
     }
     if asked.weights is not None:
         raise UsageError("--weights are what a new model starts from; this model has learned its own.")

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
@@ -22,15 +21,17 @@ from ccfa.data import (
     described_list,
     load_parts,
     parse_scenario,
+    read_order,
     recognise_imagenet,
 )
-from ccfa.errors import DataError, ModelError, UsageError, choose, unknown
+from ccfa.errors import DataError, ModelError, UsageError, choose, chosen_name, matching, unknown
 from ccfa.learning.state import new_network
 from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_image_augmentation, with_memory
 from ccfa.methods.method import EVERYTHING, no_auxiliary_classes
 from ccfa.methods.parts import learns_one_class
-from ccfa.models.backbone import backbone_builder
+from ccfa.models.backbone import BACKBONES, backbone_builder
 from ccfa.models.pretrained import PretrainedConfig, timm_model, untrained, with_weights
+from ccfa.options import decode_options, schema
 from ccfa.plugins import loaded_plugins
 from ccfa.settings import Experiment
 
@@ -47,72 +48,6 @@ SCENARIOS: dict[str, str] = {
     "B18-inc6": "the default for glyphs",
     "5,2,2,1": "any list of stage sizes",
 }
-
-# Options: the typed signature of a function is the schema of its options, and text is decoded strictly against it.
-
-
-def schema(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the option names and types of a factory."""
-    hints = get_type_hints(function)
-    return {name: hints[name] for name in inspect.signature(function).parameters}
-
-
-def decode_options(texts: Mapping[str, str], function: Callable[..., Any], owner: str) -> dict[str, Any]:
-    """Return typed values for the options given as text; every problem is reported at once."""
-    known = schema(function)
-    values: dict[str, Any] = {}
-    problems: list[str] = []
-    for name, text in texts.items():
-        if name not in known:
-            problems.append(str(unknown(f"option of {owner}", name, known)))
-            continue
-        try:
-            values[name] = decode(text, known[name])
-        except ValueError as error:
-            problems.append(f"Option {name} of {owner}: {error}.")
-    if problems:
-        raise UsageError("\n".join(problems))
-    return values
-
-
-def decode(text: str, kind: Any) -> Any:
-    """Return a value of that type from text; a ValueError says what was expected."""
-    origin = get_origin(kind)
-    if origin is Literal:
-        if text not in get_args(kind):
-            raise ValueError(f"{text!r} is not one of {', '.join(map(str, get_args(kind)))}")
-        return text
-    if origin is tuple:
-        item, *rest = get_args(kind)
-        parts = text.split(",") if text else []
-        if rest and rest != [...] and len(parts) != 1 + len(rest):
-            raise ValueError(f"expected {1 + len(rest)} values separated by commas, got {text!r}")
-        return tuple(decode(part.strip(), item) for part in parts)
-    if origin in (UnionType, Union):
-        if text == "none":
-            return None
-        return decode(text, next(option for option in get_args(kind) if option is not type(None)))
-    if kind is bool:
-        if text not in ("true", "false"):
-            raise ValueError(f"expected true or false, got {text!r}")
-        return text == "true"
-    if kind in (int, float):
-        return _number(text, kind)
-    if kind is str:
-        return text
-    raise ValueError("it cannot be given as text; use the Python interface")
-
-
-def _number(text: str, kind: type[int] | type[float]) -> float:
-    try:
-        if not text.isascii() or "_" in text or text != text.strip():
-            raise ValueError  # a number to Python alone
-        value = kind(text)
-    except ValueError:
-        raise ValueError(f"expected {'a whole number' if kind is int else 'a number'}, got {text!r}") from None
-    if not 0 <= value < math.inf:
-        raise ValueError(f"expected a finite number of at least 0, got {text!r}")
-    return value
 
 
 def describe(value: Any) -> Any:
@@ -145,7 +80,7 @@ def build_method(name: str, data: str = "cifar100", **options: Any) -> Method:
     Args:
         name: The name of a method, as in `METHODS`.
         data: The name of a data set, or the path of an image folder.
-        options: Other values for options of the method.
+        options: Other values for options of the method, of the types that `ccfa list options` shows.
 
     Returns:
         The method, for `Learner`.
@@ -155,13 +90,22 @@ def build_method(name: str, data: str = "cifar100", **options: Any) -> Method:
     >>> build_method("podnet", "digits", memory=2).memory.per_class
     2
     """
+    return choose("method", name, METHODS)(**chosen_options(name, data, options))
+
+
+def chosen_options(name: str, data: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a method that are given or that a data set decides. The others have their defaults.
+
+    >>> chosen_options("podnet", "digits", {"epochs": 3})["epochs"]
+    3
+    """
     factory = choose("method", name, METHODS)
     chosen = {**preset(name, data), **_preset_of_first(options.get("first"), factory, data), **options}
     timm = timm_model(backbone_builder(chosen["backbone"])) if "backbone" in chosen else None
     if timm and "transforms" not in options and "transforms" in schema(factory):
         kept = chosen.get("transforms", inspect.signature(factory).parameters["transforms"].default)
         chosen["transforms"] = _suited(kept, timm.config)
-    return factory(**chosen)
+    return chosen
 
 
 def _preset_of_first(first: Any, factory: Callable[..., Any], data: str) -> dict[str, Any]:
@@ -186,7 +130,8 @@ def preset(method: str, data: str) -> dict[str, Any]:
 
     A method for which the data set has none takes those of the method it is built on, as far as it has such options.
     """
-    factory, found = choose("method", method, METHODS), data_set(data)
+    method, found = chosen_name("method", method, METHODS), data_set(data)
+    factory = METHODS[method]
     known = schema(factory)
     own = found.method_options.get(method)
     if own is None:
@@ -260,6 +205,24 @@ def _ccfa(data: str, given: Mapping[str, str]) -> list[CCFA]:
 
 
 # The experiment, with its data.
+
+
+def canonical(experiment: Experiment) -> Experiment:
+    """Return the experiment with names as they are registered, and with the classes that a file of its order lists.
+
+    >>> canonical(Experiment("PODNet", data="Digits", order="Natural")).name
+    'digits-natural-podnet-seed0'
+    """
+    options = dict(experiment.options)
+    if known := matching(options.get("backbone", ""), BACKBONES):
+        options["backbone"] = known
+    return replace(
+        experiment,
+        method=chosen_name("method", experiment.method, METHODS),
+        data=data_set(experiment.data).name,
+        order=experiment.order and read_order(experiment.order),
+        options=options,
+    )
 
 
 def experiment_of(config: dict[str, Any]) -> Experiment:
@@ -341,6 +304,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
 
     Experiments resolved with one `functools.cache(load_parts)` share their images in memory.
     """
+    experiment = canonical(experiment)
     method = experiment_method(experiment)
     for seed in (experiment.seed, experiment.batch_seed or 0):
         if not 0 <= seed < 2**63:
@@ -359,6 +323,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
         experiment.order or defaults.order,
         train.num_classes,
         recognise_imagenet(train.class_names) or experiment.data,
+        train.class_names,
     )
     scenario = experiment.scenario or defaults.default_scenario(train.num_classes)
     stages = parse_scenario(scenario, train.num_classes)

@@ -12,12 +12,13 @@ from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import load_parts
 from ccfa.errors import CcfaError, Stopped, UsageError, choose, unknown
 from ccfa.evaluation import Report
-from ccfa.experiments.experiment import Resolved, build_method, decode, experiment_method, resolve, schema
+from ccfa.experiments.experiment import Resolved, build_method, canonical, experiment_method, resolve
 from ccfa.experiments.run_directory import ERRORS, Run, left_alone, locked
 from ccfa.experiments.running import Audience, Stop, acceleration_of, finished, run
 from ccfa.files import make_folder
 from ccfa.kernels.graphs import own_stream
 from ccfa.methods import METHODS
+from ccfa.options import decode, schema
 from ccfa.settings import Experiment, Grid, Running, Setting
 
 AXES = ("memory", "memory_total", "mix", "scenario", "image_size")
@@ -44,7 +45,7 @@ def experiments_of(grid: Grid) -> list[Experiment]:
         known |= takes
         own = {name: text for name, text in {**grid.options, **options}.items() if name in takes}
         for order, seed in itertools.product(grid.orders or (None,), grid.seeds):
-            one = replace(experiment, order=order, seed=seed, options=own)
+            one = canonical(replace(experiment, order=order, seed=seed, options=own))
             found.setdefault(repr(one), one)  # a method may lack the option of an axis
     _require_known(grid, known)
     return list(found.values())

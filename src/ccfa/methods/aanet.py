@@ -19,10 +19,15 @@ from ccfa.models import ChainBackbone, Network
 
 
 def aanet(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = False) -> Method:
-    """AANet on UCIR, as published: two branches from stage 1 on, and the head's learned scale is kept.
+    """AANet on UCIR: a stable and a plastic branch.
 
-    In Python it wraps any method that keeps an old head. The blend of the branches is fixed at 0.5 or, with
-    `learn_blend`, learned after each epoch.
+    As published, there are two branches from stage 1 on, and the head's learned scale is kept. In Python it wraps any
+    method that keeps an old head.
+
+    Args:
+        learn_blend: Learn the blend of the branches after each epoch; otherwise it is 0.5.
+        blend_lr: The learning rate of the blend.
+        reset_scale: Start the head's learned scale at 1 again when the branches are made.
     """
     if method.no_old_head:
         raise UsageError(f"AANet has no meaning for {method.name}: {method.no_old_head}.")
@@ -36,9 +41,14 @@ def aanet(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, 
 
 
 def resetting(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = True) -> Method:
-    """AANet on PODNet (`aanet`) or AFC (`aanet-afc`): two branches, and the head's learned scale starts at 1 again.
+    """AANet on PODNet or AFC: a stable and a plastic branch.
 
-    This is the manner of the published code on PODNet.
+    The head's learned scale starts at 1 again. This is the manner of the published code on PODNet.
+
+    Args:
+        learn_blend: Learn the blend of the branches after each epoch; otherwise it is 0.5.
+        blend_lr: The learning rate of the blend.
+        reset_scale: Start the head's learned scale at 1 again when the branches are made.
     """
     return aanet(method, learn_blend=learn_blend, blend_lr=blend_lr, reset_scale=reset_scale)
 

@@ -19,7 +19,12 @@ from ccfa.models import Features
 
 @register_method("afc", without_distillation)
 def afc(method: Method, *, lambda_disc: float = 4.0, discrepancy: Literal["code", "paper"] = "code") -> Method:
-    """PODNet's head and training with AFC's distillation; `discrepancy` chooses the paper's formula instead."""
+    """AFC: PODNet's training, maps distilled by importance.
+
+    Args:
+        lambda_disc: The weight of the discrepancy of maps.
+        discrepancy: The discrepancy as in the published code, or by the paper's formula.
+    """
     formulas = {"code": weighted_discrepancy, "paper": weighted_discrepancy_paper}
     loss = choose("discrepancy formula", discrepancy, formulas)
     return replace(method, terms=(partial(WeightedDiscrepancy, "discrepancy", lambda_disc, seen_to_new, loss),))

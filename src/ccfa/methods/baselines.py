@@ -10,7 +10,7 @@ from ccfa.models import LinearHead
 
 @register_method("finetune", Recipe())
 def finetune(recipe: Recipe) -> Method:
-    """Train on each stage's new classes and nothing else: the lower bound."""
+    """The new classes alone: the lower bound."""
     main = recipe.phase(cosine)
     return Method(
         name="finetune",
@@ -24,13 +24,17 @@ def finetune(recipe: Recipe) -> Method:
 
 @register_method("replay", finetune)
 def replay(method: Method, *, memory: int = 20) -> Method:
-    """Fine-tuning on the new classes and the exemplars."""
+    """Fine-tuning on the new classes and the exemplars.
+
+    Args:
+        memory: Exemplars kept per class.
+    """
     return replace(method, memory=Budget(per_class=memory), select_exemplars=herd)
 
 
 @register_method("joint", finetune)
 def joint(method: Method) -> Method:
-    """Train from scratch on all data so far, at every stage: the upper bound."""
+    """From scratch on all data so far: the upper bound."""
     return replace(
         method,
         prepare=start_afresh,

@@ -38,10 +38,19 @@ def bic(
     memory: int = 20,
     loss: Literal["authors", "inclearn"] = "authors",
 ) -> Method:
-    """BiC: distillation and cross-entropy, then a correction fitted on held-out exemplars.
+    """BiC: distillation, then a correction of the new logits.
 
-    `loss` follows the authors' code or PODNet's code base (inclearn), which made the paper's row. `correction_decay` is
-    0.1 in the former and 0 in the latter unless given.
+    The correction is fitted on held-out exemplars.
+
+    Args:
+        milestones: Fractions of the epochs at which the learning rate is divided by 10.
+        temperature: The temperature of the distillation.
+        correction_epochs: Epochs in which the correction is fitted.
+        correction_lr: The learning rate of the correction.
+        correction_decay: The weight decay of the correction's bias; if none, 0.1 with the authors' loss and 0 with
+            inclearn's.
+        memory: Exemplars kept per class.
+        loss: As in the authors' code, or as in PODNet's code base (inclearn), which made the paper's row.
     """
     variant = choose("BiC loss", loss, VARIANTS)
     main = recipe.phase(Steps(milestones), rows=variant.training_rows, parameters=all_but_correction)

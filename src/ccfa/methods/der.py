@@ -28,10 +28,20 @@ def der(
     temperature: float = 5.0,
     memory: int = 20,
 ) -> Method:
-    """DER without pruning: one more backbone per stage, the earlier ones frozen, and a head over all of them.
+    """DER without pruning: one more backbone per stage.
 
-    The warm-up comes before the `epochs` of the main phase. After the main phase the head is trained anew, on balanced
-    exemplars and with logits divided by `temperature`. With 0 epochs a phase is left out.
+    The earlier backbones are frozen, and a head reads all of them. The warm-up comes before the `epochs` of the main
+    phase. After the main phase the head is trained anew, on balanced exemplars. With 0 epochs a phase is left out.
+
+    Args:
+        milestones: Fractions of the epochs at which the learning rate is divided by 10.
+        warmup_epochs: Epochs before the main phase in which the learning rate rises.
+        lambda_auxiliary: The weight of the newest backbone's own loss.
+        balanced_epochs: Epochs of the balanced phase, in which the head is trained anew.
+        balanced_lr: The learning rate of the balanced phase.
+        balanced_milestones: The milestones of the balanced phase.
+        temperature: Logits are divided by it in the balanced phase and afterwards.
+        memory: Exemplars kept per class.
     """
     main = recipe.phase(Steps(milestones), parameters=trainable, prepare=FreshHead("main"))
     warmup = replace(main, name="warm-up", epochs=warmup_epochs, schedule=rising, prepare=FreshHead("warm-up"))

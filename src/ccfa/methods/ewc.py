@@ -24,9 +24,17 @@ def ewc(
     lambda_ewc: float = 1000.0,
     largest_fisher: float = 1e-4,
 ) -> Method:
-    """EWC, without exemplars: weights that mattered to old classes, by their Fisher information, are held in place.
+    """EWC: weights held in place by their Fisher information.
 
-    Stages after the first train for `later_share` times `epochs`.
+    It keeps no exemplars. What mattered to old classes is held the more.
+
+    Args:
+        milestones: Fractions of the epochs at which the learning rate is divided by 10.
+        later_share: Stages after the first train for this many times `epochs`.
+        later_milestones: The milestones of stages after the first.
+        later_weight_decay: The weight decay of stages after the first.
+        lambda_ewc: The weight of the penalty.
+        largest_fisher: The largest Fisher information of a weight; larger ones are clamped.
     """
     method = Method(
         name="ewc",

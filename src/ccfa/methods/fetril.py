@@ -30,11 +30,19 @@ def fetril(
     head_lr: float = 0.05,
     translate: bool = True,
 ) -> Method:
-    """FeTrIL: after the first stage only the head learns, on features of new classes, some moved to old classes' means.
+    """FeTrIL: features moved to old means; frozen backbone.
 
-    The first stage has a linear head, or PODNet's head and loss (`first`), which the later ones keep. With `epochs=0`
-    the backbone stays as it is given. Without `translate` the head sees the new classes alone, unless CCFA is added: it
-    then makes all features of old classes.
+    After the first stage only the head learns, on features of new classes, some moved to old classes' means. It keeps
+    the head of the first stage. With `epochs=0` the backbone stays as it is given.
+
+    Args:
+        epochs: Epochs of the first stage; 0 leaves the backbone as it is given.
+        first: How the first stage trains the backbone: with a linear head and cross-entropy, or as PODNet's.
+        milestones: Fractions of the first stage's epochs at which the rate is divided by 10, if `first` is linear.
+        head_epochs: Epochs of the head in stages after the first.
+        head_lr: The learning rate of the head in these stages.
+        translate: Move features to old classes' means; otherwise the head sees the new classes alone, or CCFA's
+            features.
     """
     if head_epochs < 1:
         raise UsageError(f"FeTrIL's head needs at least 1 epoch (head_epochs) to learn new classes, got {head_epochs}.")

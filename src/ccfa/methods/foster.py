@@ -28,10 +28,21 @@ def foster(
     lambda_distillation: float = 1.0,
     memory: int = 20,
 ) -> Method:
-    """FOSTER: from stage 1 on a second backbone learns what the first lacks, then one is distilled from both.
+    """FOSTER: a second backbone learns, then both become one.
 
-    `epochs` are those of the first stage. The betas balance classes by their number of images: the nearer to 1, the
-    more a class of few images counts.
+    From stage 1 on a second backbone learns what the first lacks, then one is distilled from both. `epochs` are those
+    of the first stage. The betas balance classes by their number of images: the nearer to 1, the more a class of few
+    images counts.
+
+    Args:
+        epochs: Epochs of the first stage.
+        boosting_epochs: Epochs in which the second backbone learns.
+        compression_epochs: Epochs in which one backbone is distilled from both.
+        beta_boosting: How classes are balanced while the second backbone learns.
+        beta_compression: How classes are balanced while both are distilled.
+        temperature: The temperature of both distillations.
+        lambda_distillation: The weight of the distillation of the old network.
+        memory: Exemplars kept per class.
     """
     for beta in (beta_boosting, beta_compression):
         if not 0 <= beta < 1:

@@ -26,7 +26,15 @@ def simplecil(
     first: First = "linear",
     milestones: tuple[float, ...] = (120 / 160, 140 / 160),
 ) -> Method:
-    """SimpleCIL: the cosine between an embedding and the mean embedding of each class."""
+    """SimpleCIL: the cosine to class means; frozen backbone.
+
+    The means are those of the embeddings of each class.
+
+    Args:
+        epochs: Epochs of the first stage; 0 leaves the backbone as it is given.
+        first: How the first stage trains the backbone: with a linear head and cross-entropy, or as PODNet's.
+        milestones: Fractions of the first stage's epochs at which the rate is divided by 10, if `first` is linear.
+    """
     return frozen_after(first_stage(recipe, first, milestones), MeanHead, Means)
 
 
@@ -38,9 +46,15 @@ def slda(
     milestones: tuple[float, ...] = (120 / 160, 140 / 160),
     shrinkage: float = 1e-4,
 ) -> Method:
-    """SLDA: linear discriminant analysis with class means and one covariance S for all classes.
+    """SLDA: linear discriminant analysis; frozen backbone.
 
-    The precision matrix is the inverse of (1 - `shrinkage`) S + `shrinkage` I.
+    There are class means and one covariance S for all classes.
+
+    Args:
+        epochs: Epochs of the first stage; 0 leaves the backbone as it is given.
+        first: How the first stage trains the backbone: with a linear head and cross-entropy, or as PODNet's.
+        milestones: Fractions of the first stage's epochs at which the rate is divided by 10, if `first` is linear.
+        shrinkage: The precision matrix is the inverse of (1 - shrinkage) S + shrinkage I.
     """
     if not 0 < shrinkage <= 1:
         raise UsageError(f"shrinkage must be above 0 and at most 1, got {shrinkage}.")
@@ -58,10 +72,16 @@ def fecam(
     alpha1: float = 1.0,
     alpha2: float = 1.0,
 ) -> Method:
-    """FeCAM: the Mahalanobis distance to each class mean, with a covariance per class or a common one.
+    """FeCAM: Mahalanobis distances to class means; frozen backbone.
 
-    `power` is the exponent of Tukey's transform of the features; 1 leaves them as they are. Covariances are shrunk with
-    the weights `alpha1` of the mean variance and `alpha2` of the mean covariance.
+    Args:
+        epochs: Epochs of the first stage; 0 leaves the backbone as it is given.
+        first: How the first stage trains the backbone: with a linear head and cross-entropy, or as PODNet's.
+        milestones: Fractions of the first stage's epochs at which the rate is divided by 10, if `first` is linear.
+        covariance: A covariance per class, or a common one.
+        power: The exponent of Tukey's transform of the features; 1 leaves them as they are.
+        alpha1: The weight of the mean variance in the shrinkage of covariances.
+        alpha2: The weight of the mean covariance in the shrinkage of covariances.
     """
     if not 0 < power <= 1:
         raise UsageError(f"power must be above 0 and at most 1, got {power}.")

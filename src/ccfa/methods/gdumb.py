@@ -19,10 +19,16 @@ PUBLISHED = Recipe("resnet32-gdumb", CIFAR100_UNJITTERED, epochs=256, batch_size
 
 @register_method("gdumb", PUBLISHED)
 def gdumb(recipe: Recipe, *, memory_epochs: int = 32, memory: int = 20, pretrain: bool = True) -> Method:
-    """GDumb: at each stage trained anew on a balanced memory alone, from the backbone of the first stage.
+    """GDumb: trained anew on a balanced memory at each stage.
 
-    This setting has comparable results (`formulation B3`). Without `pretrain` every stage, the first one too, starts
-    from scratch with the memory alone, for `epochs` passes.
+    It starts from the backbone of the first stage, which is the setting with comparable results (`formulation B3`).
+
+    Args:
+        epochs: Epochs of the first stage; without `pretrain`, of every stage.
+        memory_epochs: Epochs on the memory in stages after the first, with `pretrain`.
+        memory: Exemplars kept per class.
+        pretrain: Train the first stage on all of its images; otherwise every stage starts from scratch with the memory
+            alone.
     """
     on_everything = recipe.phase(warm_restarts, clip_norm=10.0)
     on_memory = replace(on_everything, rows=balanced_exemplars, epochs=memory_epochs if pretrain else recipe.epochs)

@@ -24,10 +24,14 @@ def geodl(
     distance: Literal["code", "paper"] = "code",
     margin_ranking: bool = False,
 ) -> Method:
-    """UCIR's head and training, distilled along the geodesic from the old to the new subspace of features.
+    """GeoDL: UCIR, distilled along geodesics of subspaces.
 
-    `distance` chooses the paper's cosine instead of the published code's squared distance. `margin_ranking` adds
-    UCIR's margin ranking, which the published command does not use.
+    It has UCIR's head and training, and distills along the geodesic from the old to the new subspace of features.
+
+    Args:
+        lambda_base: The weight of the distillation before it is adapted to the number of classes.
+        distance: The squared distance of the published code, or the paper's cosine.
+        margin_ranking: Add UCIR's margin ranking, which the published command does not use.
     """
     loss = choose("distance", distance, {"code": geodesic_distance, "paper": geodesic_cosine_distance})
     terms = (partial(GeodesicDistillation, "geodesic", lambda_base, old_to_new, loss),)

@@ -21,7 +21,15 @@ def icarl(
     gamma: float = 0.2,
     memory: int = 20,
 ) -> Method:
-    """iCaRL as PODNet's authors run it: one sigmoid per class, old ones distilled; predicts by the nearest mean."""
+    """iCaRL: distilled sigmoids; predicts by the nearest mean.
+
+    This is how PODNet's authors run it: one sigmoid per class, those of old classes distilled.
+
+    Args:
+        milestones: Fractions of the epochs at which the learning rate is multiplied by `gamma`.
+        gamma: The factor on the learning rate at each milestone.
+        memory: Exemplars kept per class.
+    """
     main = recipe.phase(Steps(milestones, gamma))
     return Method(
         name="icarl",

@@ -32,9 +32,19 @@ def il2a(
     semantic_strength: float = 2.5,
     published_covariances: bool = False,
 ) -> Method:
-    """IL2A as its published code runs, without exemplars: class mixing, and Gaussians of old classes.
+    """IL2A: mixed classes, and Gaussians of old classes.
 
-    `published_covariances` keeps a mistake of that code: from stage 2 on, old classes use other classes' covariances.
+    This is how its published code runs, without exemplars.
+
+    Args:
+        milestones: Fractions of the epochs at which the learning rate is divided by 10.
+        temperature: Logits are divided by it.
+        mixing_rounds: How many mixtures with another image each image of a batch adds.
+        lambda_distance: The weight of the distance to the previous features.
+        lambda_semantic: The weight of the loss on old classes' Gaussians.
+        semantic_strength: How much of their covariances that loss counts.
+        published_covariances: Keep a mistake of the published code: from stage 2 on, old classes use the
+            covariances of others.
     """
     mixing = ClassMixing(rounds=mixing_rounds)
     semantic = lambda_semantic, recipe.batch_size, semantic_strength, published_covariances
@@ -61,7 +71,16 @@ def pass_(
     lambda_distance: float = 10.0,
     lambda_prototype: float = 10.0,
 ) -> Method:
-    """PASS as its published code runs, without exemplars: rotations as classes, and noisy prototypes of old classes."""
+    """PASS: rotations as classes, noisy prototypes of old ones.
+
+    This is how its published code runs, without exemplars.
+
+    Args:
+        milestones: Fractions of the epochs at which the learning rate is divided by 10.
+        temperature: Logits are divided by it.
+        lambda_distance: The weight of the distance to the previous features.
+        lambda_prototype: The weight of the loss on noisy prototypes.
+    """
     rotations = Rotations()
     main = recipe.phase(Steps(milestones), optimiser=adam)
     return Method(

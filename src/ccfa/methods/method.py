@@ -12,8 +12,9 @@ from torch import Generator, Tensor, nn, optim
 
 from ccfa.augmentation import Criterion, FeatureAugmentation, ImageAugmentation, Samples
 from ccfa.data import CIFAR100_PODNET, Stage, Transforms
-from ccfa.errors import UsageError, unknown
+from ccfa.errors import UsageError
 from ccfa.models import BackboneBuilder, Features, Head, Network, backbone_builder
+from ccfa.options import checked, meanings
 from ccfa.plugins import Registry
 
 
@@ -342,13 +343,13 @@ class Recipe:
     Each field is an option of the methods that are built on the recipe.
 
     Args:
-        backbone: The name of a backbone, a function `channels -> backbone`, or a module made by `wrap`.
+        backbone: The name of a backbone; in Python also a function `channels -> backbone`, or a module made by `wrap`.
         transforms: What is done to training and test images.
         epochs: Epochs of the main phase of a stage.
         batch_size: Images per batch.
         lr: The learning rate at the start.
         weight_decay: The weight decay.
-        policy: A policy of image augmentation for the transforms; None leaves them as they are.
+        policy: A policy of image augmentation for the transforms, if any.
         cutout: The side of a square that the transforms cut out of each image; 0 leaves them as they are.
 
     Example:
@@ -399,7 +400,8 @@ def register_method(name: str, base: Recipe | Factory | None = None) -> Callable
 
     Returns:
         A decorator for a function that takes typed keyword options and returns a `Method`. It returns a factory: a
-        function of all options, those of the base included.
+        function of all options, those of the base included. The factory refuses values of other types. In `ccfa list`,
+        the first line of the function's docstring describes the method, and its Args describe the options.
 
     Example:
         >>> from dataclasses import replace
@@ -416,11 +418,9 @@ def register_method(name: str, base: Recipe | Factory | None = None) -> Callable
 
         @functools.wraps(build)
         def named(**options: Any) -> Method:
-            if surplus := options.keys() - known.keys():
-                raise unknown(f"option of {name}", min(surplus), known)
-            return replace(build(**options), name=name)
+            return replace(build(**checked(options, known, name)), name=name)
 
-        known = inspect.signature(named).parameters
+        known = {option.name: option.annotation for option in inspect.signature(named).parameters.values()}
         vars(named).update(registered_as=name, built_on=getattr(base, "registered_as", None))
         return METHODS.add(name, named)
 
@@ -446,6 +446,8 @@ def options_of(base: Recipe | Factory | None) -> Callable[[Factory], Factory]:
         everything = inherited | own
         factory.__signature__ = inspect.Signature(list(everything.values()))  # type: ignore[attr-defined]
         factory.__annotations__ = {name: option.annotation for name, option in everything.items()}
+        inherited_meanings = meanings(Recipe if isinstance(base, Recipe) else base) if base else {}
+        vars(factory).update(inherited_meanings=inherited_meanings)
         return factory
 
     return decorate

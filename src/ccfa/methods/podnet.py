@@ -36,10 +36,16 @@ def without_distillation(
     margin: float = 0.6,
     lambda_classification: float = 1.0,
 ) -> Method:
-    """PODNet's head, classification loss and training, which AFC has too; `nca` chooses the paper's formula instead.
+    """PODNet's head, classification loss and training, which AFC has too.
 
-    The margin acts in the paper's NCA only: in the published code it cancels. `lambda_classification` multiplies L_cls
-    where it stands beside the distillation terms, from the second stage on.
+    Args:
+        balanced_epochs: Epochs of the balanced phase, on equally many images of each class, after the main phase.
+        balanced_lr: The learning rate of the balanced phase.
+        num_proxies: Proxies per class in the head.
+        memory: Exemplars kept per class.
+        nca: The classification loss as in the published code, or by the paper's formula.
+        margin: The margin of the paper's NCA; in the published code it cancels.
+        lambda_classification: The weight of L_cls beside the distillation, from the second stage on.
     """
     main = recipe.phase(cosine, parameters=all_but_old_classes, clip_value=5.0)
     balanced = replace(
@@ -75,7 +81,15 @@ def podnet(
     lambda_flat: float = 1.0,
     pod: Literal["code", "paper"] = "code",
 ) -> Method:
-    """PODNet as its published code runs; `nca` and `pod` choose the paper's formulas instead."""
+    """PODNet: pooled outputs distilled, several proxies per class.
+
+    This is how its published code runs; `nca` and `pod` choose the paper's formulas instead.
+
+    Args:
+        lambda_spatial: The weight of POD-spatial, the distillation of pooled maps.
+        lambda_flat: The weight of POD-flat, the distillation of embeddings.
+        pod: The distillation as in the published code, or by the paper's formulas.
+    """
     formulas = {"code": (pod_spatial, cosine_distance), "paper": (pod_spatial_paper, squared_distance)}
     spatial, flat = choose("POD formula", pod, formulas)
     return replace(

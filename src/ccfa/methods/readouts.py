@@ -36,11 +36,18 @@ def ranpac(
     ridge: float | None = None,
     balanced: bool = False,
 ) -> Method:
-    """RanPAC: ridge regression on `projection` random features of a frozen backbone; 0 means on the embedding itself.
+    """RanPAC: ridge regression of random features; frozen backbone.
 
-    The backbone is trained in the first stage, through a linear head or as PODNet's (`first`), or taken as it is with
-    `epochs=0`. A `ridge` of None is chosen anew at each stage of several classes with five images or more, by held-out
-    images of that stage. With `balanced`, every class counts the same, however many images it has.
+    The backbone is trained in the first stage, or taken as it is with `epochs=0`.
+
+    Args:
+        epochs: Epochs of the first stage; 0 leaves the backbone as it is given.
+        first: How the first stage trains the backbone: with a linear head and cross-entropy, or as PODNet's.
+        milestones: Fractions of the first stage's epochs at which the rate is divided by 10, if `first` is linear.
+        projection: The number of random features; 0 means ridge regression on the embedding itself.
+        ridge: The ridge; if none, it is chosen by held-out images at each stage of several classes with five images or
+            more.
+        balanced: Every class counts the same, however many images it has.
     """
     return _read_out(first_stage(recipe, first, milestones), projection, ridge, balanced)
 
@@ -55,9 +62,18 @@ def acil(
     ridge: float | None = 0.1,
     balanced: bool = False,
 ) -> Method:
-    """ACIL: as `ranpac`, with the published number and scale of random features and a fixed ridge.
+    """ACIL: as RanPAC, with a fixed ridge and more features.
 
-    The published recursion is not needed: it computes the same weights.
+    The number and the scale of the random features are the published ones. The published recursion is not needed: it
+    computes the same weights.
+
+    Args:
+        epochs: Epochs of the first stage; 0 leaves the backbone as it is given.
+        first: How the first stage trains the backbone: with a linear head and cross-entropy, or as PODNet's.
+        milestones: Fractions of the first stage's epochs at which the rate is divided by 10, if `first` is linear.
+        projection: The number of random features; 0 means ridge regression on the embedding itself.
+        ridge: The ridge; if none, it is chosen as RanPAC's.
+        balanced: Every class counts the same, however many images it has.
     """
     return _read_out(first_stage(recipe, first, milestones), projection, ridge, balanced, uniform=True)
 

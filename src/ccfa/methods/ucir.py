@@ -32,7 +32,14 @@ def without_distillation(
     balanced_lr: float = 0.01,
     memory: int = 20,
 ) -> Method:
-    """UCIR's head and training, which GeoDL has too."""
+    """UCIR's head and training, which GeoDL has too.
+
+    Args:
+        milestones: Fractions of the epochs at which the learning rate is divided by 10.
+        balanced_epochs: Epochs of the balanced phase, on equally many images of each class; 0 leaves it out.
+        balanced_lr: The learning rate of the balanced phase.
+        memory: Exemplars kept per class.
+    """
     main = recipe.phase(Steps(milestones), parameters=all_but_old_classes)
     balanced = replace(
         main,
@@ -60,7 +67,15 @@ def without_distillation(
 
 @register_method("ucir", without_distillation)
 def ucir(method: Method, *, lambda_base: float = 5.0, margin: float = 0.5, num_negatives: int = 2) -> Method:
-    """UCIR as its published code runs (a balanced phase, of 20 epochs, for ImageNet-1000 only)."""
+    """UCIR: a cosine head, less-forget loss, margin ranking.
+
+    This is how its published code runs, with a balanced phase of 20 epochs for ImageNet-1000 only.
+
+    Args:
+        lambda_base: The weight of the less-forget loss before it is adapted to the number of classes.
+        margin: The margin of margin ranking.
+        num_negatives: How many of the hardest new classes an exemplar is ranked against.
+    """
     return replace(
         method,
         terms=(

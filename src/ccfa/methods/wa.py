@@ -34,10 +34,17 @@ def wa(
     nonnegative: bool = False,
     memory: int = 20,
 ) -> Method:
-    """WA: distillation and cross-entropy, then the new classes' weights are scaled to the norm of the old ones.
+    """WA: distillation, then new weights scaled to the old norm.
 
-    Stages after the first train for `later_share` times `epochs`. With `nonnegative` the head has no bias, and its
-    weights are clamped at 0 after each step, as the paper says. `align=False` leaves the scaling out.
+    Args:
+        milestones: Fractions of the epochs at which the learning rate is divided by 10.
+        later_share: Stages after the first train for this many times `epochs`.
+        later_milestones: The milestones of stages after the first.
+        later_weight_decay: The weight decay of stages after the first.
+        temperature: The temperature of the distillation.
+        align: Scale the new classes' weights to the norm of the old ones after each stage.
+        nonnegative: Clamp the head's weights at 0 after each step and leave out its bias, as the paper says.
+        memory: Exemplars kept per class.
     """
     distillation = AlignedDistillation if align else OldLogitDistillation
     return Method(
@@ -65,9 +72,17 @@ def lwf(
     temperature: float = 2.0,
     lambda_distillation: float = 3.0,
 ) -> Method:
-    """LwF, without exemplars: cross-entropy of the new classes among themselves, and distillation of the old logits.
+    """LwF: distillation of the old logits, without exemplars.
 
-    Stages after the first train for `later_share` times `epochs`.
+    The cross-entropy is that of the new classes among themselves.
+
+    Args:
+        milestones: Fractions of the epochs at which the learning rate is divided by 10.
+        later_share: Stages after the first train for this many times `epochs`.
+        later_milestones: The milestones of stages after the first.
+        later_weight_decay: The weight decay of stages after the first.
+        temperature: The temperature of the distillation.
+        lambda_distillation: The weight of the distillation.
     """
     return Method(
         name="lwf",

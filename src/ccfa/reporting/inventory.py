@@ -5,26 +5,30 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
-from rich.table import Table
+from rich.table import Column, Table
 
 import ccfa
 from ccfa.augmentation import CCFA, MIXES
-from ccfa.data import DATASETS, Stage, describe_data_sets, order_names
-from ccfa.errors import UsageError, choose
-from ccfa.experiments.experiment import SCENARIOS, schema
+from ccfa.data import DATASETS, Stage, Transforms, data_set, describe_data_sets, order_names
+from ccfa.errors import UsageError, chosen_name
+from ccfa.experiments.experiment import SCENARIOS, chosen_options, experiment_method
 from ccfa.experiments.tables import FURTHER, PAPERS, TABLES, cited_only, read_results
 from ccfa.methods import METHODS
-from ccfa.methods.method import EVERYTHING, Factory
+from ccfa.methods.method import EVERYTHING, Factory, Method
 from ccfa.methods.parts import is_frozen, learns_one_class
 from ccfa.models import BACKBONES
 from ccfa.models.pretrained import import_timm
+from ccfa.options import meanings, schema
+from ccfa.settings import Experiment, Mix, Setting
 
 TRAITS = {
     "exemplars": "it keeps images of old classes",
@@ -34,19 +38,34 @@ TRAITS = {
     "one class": "it also learns from a stage of a single class",
     "measured": "results/ has runs of it on CIFAR-100 or ImageNet",
 }
+OPTIONS_OF = "ccfa list options METHOD --data DATA [--ccfa] [--mix KIND] shows its options and their values."
 PACKAGES = ("numpy", "scikit-learn", "safetensors", "tyro", "rich", "pillow", "jinja2")
 
 
-def catalogue(what: str, name: str = "") -> list[Table]:
-    """Return what there is to choose from, of one kind; options of one name only, if it is given."""
-    if name and what != "options":
-        raise UsageError("Only options are listed by name, for example: ccfa list options podnet")
+def catalogue(
+    what: str, name: str = "", data: str | None = None, ccfa: bool = False, mix: Mix | None = None
+) -> list[Table | str]:
+    """Return what there is to choose from, of one kind; or what there is to know of one method.
+
+    Args:
+        what: What to list: methods, options and so on.
+        name: A method. Options are also those of ccfa or of a kind of mixing.
+        data: The data whose values of options are shown; by default those of `ccfa run`.
+        ccfa: Whether to show the options of CCFA beside the method's.
+        mix: A kind of mixing whose options are shown beside the method's.
+    """
+    if name and what not in ("methods", "options"):
+        raise UsageError("Only methods and options are listed by name, for example: ccfa list options podnet")
+    if (data or ccfa or mix) and not (name and what == "options"):
+        raise UsageError(
+            "--data, --ccfa and --mix are for the options of a method: ccfa list options podnet --data DATA"
+        )
     if what == "methods":
-        return [_methods(), _traits()]
+        return [_method(name)] if name else [_methods()]
     if what == "options":
-        factories: dict[str, Callable[..., Any]] = {**METHODS, "ccfa": CCFA, **MIXES}
-        chosen = {name: choose("method or plug-in", name, factories)} if name else factories
-        return [_options(one, function) for one, function in chosen.items()]
+        if not name:
+            return [f"Name a method: {OPTIONS_OF}\nMethods: {', '.join(METHODS)}"]
+        return [_options(name, data or Setting.data, ccfa, mix)]
     names: dict[str, Mapping[str, str]] = {
         "datasets": describe_data_sets(),
         "scenarios": SCENARIOS,
@@ -95,36 +114,130 @@ def methods_markdown(measured: Collection[str]) -> str:
 
 
 def _methods() -> Table:
-    table = Table("method", "what it is", "paper")
+    cited = f"Tables show published values of: {', '.join(cited_only())}"
+    table = Table(
+        "method",
+        "what it is",
+        "memory",
+        "CCFA",
+        caption=(
+            f"memory: the images it keeps, by default on CIFAR-100. CCFA: --ccfa can be added.\n"
+            f"ccfa list methods METHOD says more about a method.\n{OPTIONS_OF}\n{cited}"
+        ),
+        caption_justify="left",
+    )
     for name, function in METHODS.items():
-        first_line = (inspect.getdoc(function) or "").split("\n")[0]
-        table.add_row(name, first_line, PAPERS.get(name, ""))
-    for name in cited_only():
-        table.add_row(name, "in tables with its published values only")
+        method = function()
+        table.add_row(name, _documentation(function)[0], _memory(method), "no" if method.no_old_head else "yes")
     return table
 
 
-def _traits() -> Table:
+def _method(name: str) -> Table:
+    """All there is to know of one method, except its options."""
+    name = chosen_name("method", name, METHODS)
+    method, (first, rest) = METHODS[name](), _documentation(METHODS[name])
     measured = {result.experiment.method for result in read_results(Path("results"))}
-    shown = [name for name in TRAITS if name != "exemplars" and (measured or name != "measured")]
-    table = Table("method", "memory", *shown, caption="\n".join(f"{name}: {TRAITS[name]}" for name in shown))
-    for name, function in METHODS.items():
-        method, held = function(), traits(name, measured)
-        kept = method.memory.quota(1)
-        memory = "none" if not kept else "every image" if method.memory == EVERYTHING else f"{kept} per class"
-        needed = ", needed" if method.needs_memory else ""
-        table.add_row(name, memory + needed, *("yes" if held[trait] else "" for trait in shown))
+    table = Table(show_header=False, title=name, title_justify="left", caption=OPTIONS_OF, caption_justify="left")
+    table.add_row("what it is", f"{first} {rest}".strip())
+    table.add_row("paper", PAPERS.get(name, ""))
+    needed = f"; it needs {method.needs_memory:d} or more per class" if method.needs_memory else ""
+    table.add_row("memory", _memory(method) + needed)
+    for trait, holds in traits(name, measured).items():
+        if holds:
+            table.add_row(trait, f"yes: {TRAITS[trait]}")
+        elif trait == "CCFA":
+            table.add_row(trait, f"no: {method.no_old_head}")
     return table
 
 
-def _options(name: str, function: Callable[..., Any]) -> Table:
-    prefix = "ccfa." if function is CCFA else "mix." if name in MIXES else ""
-    table = Table("option", "type", "default on CIFAR-100", title=name, title_justify="left")
-    parameters = inspect.signature(function).parameters
-    for option, kind in schema(function).items():
-        shown = re.sub(r"(\w+\.)+", "", inspect.formatannotation(kind))
-        table.add_row(prefix + option, shown, str(parameters[option].default))
+def _documentation(function: Callable[..., Any]) -> tuple[str, str]:
+    """The first line of a docstring, and what follows up to its sections."""
+    first, _, rest = (inspect.getdoc(function) or "").partition("\n")
+    return first, " ".join(re.split(r"(?m)^(?:Args|Returns|Example):", rest)[0].split())
+
+
+def _memory(method: Method) -> str:
+    kept = method.memory.quota(1)
+    return "none" if not kept else "every image" if method.memory == EVERYTHING else f"{kept} per class"
+
+
+def _options(name: str, data: str, ccfa: bool, mix: Mix | None) -> Table:
+    """The options of a method, of CCFA or of a kind of mixing, with the values that they have on a data set."""
+    plug_ins: dict[str, Callable[..., Any]] = {"ccfa": CCFA, **MIXES}
+    name = chosen_name("method or plug-in", name, [*METHODS, *plug_ins])
+    is_method = name in METHODS
+    if is_method:
+        experiment_method(Experiment(name, ccfa, data=data, mix=mix))  # what cannot be combined is refused
+        shown = {name: METHODS[name]} | {one: plug_ins[one] for one in ("ccfa" if ccfa else "", mix or "") if one}
+    else:
+        shown = {name: plug_ins[name]}
+    where = data_set(data)
+    table = Table(
+        "option",
+        Column("value", max_width=20),
+        "what it means",
+        title=f"{' + '.join(shown)} on {where.name}",
+        title_justify="left",
+        caption=(
+            "Change a value with --set OPTION=VALUE. --epochs, --batch-size, --lr and --backbone are flags, too."
+            if is_method
+            else "Change a value with --set OPTION=VALUE."
+        ),
+        caption_justify="left",
+    )
+    for one, function in shown.items():
+        prefix = "" if one in METHODS else "ccfa." if one == "ccfa" else "mix."
+        given = chosen_options(one, data, {}) if one in METHODS else where.method_options.get(one, {})
+        known = meanings(function)
+        for option, parameter in inspect.signature(function).parameters.items():
+            kind = schema(function)[option]
+            value = given.get(option, parameter.default)
+            table.add_row(prefix + option, _shown(value), f"{known.get(option, '')}{_choices(kind)}")
     return table
+
+
+def _choices(kind: Any) -> str:
+    """What may be given as a value, where the present one does not show it."""
+    alternatives = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
+    names = [str(one) for each in alternatives if get_origin(each) is Literal for one in get_args(each)]
+    if names:
+        return f" ({', '.join(names)}{', none' if NoneType in alternatives else ''})"
+    return " (in Python only)" if kind is Transforms else ""
+
+
+def _shown(value: Any) -> str:
+    """A value as it is typed, with four digits; of a record what is not its default."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, tuple | list):
+        return ",".join(map(_shown, value))
+    if is_dataclass(value):
+        changed = [one for one in fields(value) if one.default not in (MISSING, getattr(value, one.name))]
+        return ", ".join(f"{one.name}={_shown(getattr(value, one.name))}" for one in changed) or "normalised only"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def as_settings(words: Sequence[str]) -> list[str]:
+    """Return what to write after --set instead of flags that are options of a method, of CCFA or of a kind of mixing.
+
+    >>> as_settings(["--head-epochs", "3", "--milestones=0.5,0.7", "--no-translate", "--unheard-of"])
+    ['head_epochs=3', 'milestones=0.5,0.7', 'translate=false']
+    """
+    kinds: dict[str, Any] = {}
+    for prefix, functions in (("mix.", MIXES), ("ccfa.", {"ccfa": CCFA}), ("", METHODS)):
+        for function in functions.values():
+            kinds |= {prefix + option: kind for option, kind in schema(function).items()}
+    settings = []
+    for flag, *values in (group.split("\n") for group in re.split(r"\n(?=--)", "\n".join(words))):
+        typed, equals, value = flag.removeprefix("--").partition("=")
+        option = typed.replace("-", "_")
+        texts = [value, *values] if equals else values
+        is_negated = not texts and option.startswith("no_")
+        names = [prefix + option.removeprefix("no_" if is_negated else "") for prefix in ("", "ccfa.", "mix.")]
+        if found := [name for name in names if name in kinds]:
+            alone = str(not is_negated).lower() if kinds[found[0]] is bool else "VALUE"
+            settings.append(f"{found[0]}={','.join(texts) or alone}")
+    return settings
 
 
 def findings(data_dir: Path | None) -> Iterator[str]:

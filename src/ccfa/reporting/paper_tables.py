@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as Screen
 
-from ccfa.errors import DataError, Stopped, UsageError, unknown
+from ccfa.errors import DataError, Stopped, UsageError, choose, unknown
 from ccfa.evaluation.report import SIZES
 from ccfa.experiments.tables import (
     CIFAR100,
@@ -67,9 +67,7 @@ MAIN, CATALOGUE = (
 def wanted_table(wanted: Wanted) -> Table:
     """Return the named table with only its wanted rows and columns."""
     known_tables = TABLES | FURTHER
-    if wanted.name not in known_tables:
-        raise unknown("table", wanted.name, known_tables)
-    table = known_tables[wanted.name]
+    table = choose("table", wanted.name, known_tables)
     rows = [*table.rows, *sorted({cell.setting.method for cell in table.cells})]
     for kind, names, known in (("row", wanted.rows, rows), ("column", wanted.columns, table.columns)):
         for name in names:

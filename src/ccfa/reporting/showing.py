@@ -16,7 +16,7 @@ from ccfa.errors import CcfaError, DataError, LockedError, ResourceError, Stoppe
 from ccfa.evaluation import COSTS, METRICS, Report
 from ccfa.experiments import Run, resolve
 from ccfa.experiments import sweep as sweeping
-from ccfa.experiments.experiment import Resolved
+from ccfa.experiments.experiment import Resolved, canonical
 from ccfa.experiments.following import follow
 from ccfa.experiments.running import (
     DEFAULTS,
@@ -76,6 +76,7 @@ def run(
     """
     console = console or Console(quiet=True)
     require_ready(running)
+    experiment = canonical(experiment)
     directory = Run(Path(out) if out else Path("runs") / experiment.name)
     with joined(running.device) as processes:
         if processes.rank:
@@ -196,7 +197,7 @@ def sweep(
     require_ready(running)
     if results:
         require_place(results)
-    planned = experiments_of(what) if isinstance(what, Grid) else what
+    planned = experiments_of(what) if isinstance(what, Grid) else [canonical(one) for one in what]
     running = replace(running, first_stages=running.first_stages or out / ".first-stages")
     device = describe_device(acceleration_of(running)[0])
     console.print(f"{counted(len(planned), 'run')}, {running.at_once} at a time, on {device}, in {out}", soft_wrap=True)
