@@ -25,11 +25,12 @@ import ccfa
 from ccfa.errors import CcfaError, ModelError, UsageError
 from ccfa.evaluation import COSTS, DEFINITIONS, METRICS, SIZES, Report, mean_and_spread
 from ccfa.experiments import Run
-from ccfa.experiments.experiment import decode, preset, schema
+from ccfa.experiments.experiment import preset
 from ccfa.experiments.run_directory import differences, leaves, two_columns
 from ccfa.experiments.tables import Result, Setting, cell_for, cited_only
 from ccfa.files import make_folder, read_file, write_atomically
 from ccfa.methods import METHODS
+from ccfa.options import decode, schema
 from ccfa.reporting.charts import NUM_COLOURS, Curve, Figure, Point, line_figure, scatter_figure
 from ccfa.reporting.page import render
 from ccfa.reporting.tables import (
