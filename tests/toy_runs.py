@@ -8,14 +8,14 @@ import torch
 from ccfa.evaluation import Report
 from ccfa.experiments import Experiment, Run, run
 from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.running import Stop
+from ccfa.experiments.running import Audience, Stop
 from ccfa.settings import Running
 from toys import STAGES, plugged, tiny, toy_images
 
 CPU = torch.device("cpu")
 
 
-class Silent:
+class Silent(Audience):
     """An audience that counts what it is told."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from ccfa.data import ImageSet, Stage, load, register_data, split
     from ccfa.deployment import Evaluation, Model, Prediction, export_model, learn, load_model
     from ccfa.experiments import Run, build_method
-    from ccfa.learning import Learner
+    from ccfa.learning import Learner, Observer, Progress
     from ccfa.methods import METHODS, Method, Recipe, register_method, with_augmentation
     from ccfa.models import register_backbone, wrap
     from ccfa.plugins import load_plugin
@@ -24,7 +24,7 @@ _NAMES = {
     "data": ("ImageSet", "Stage", "load", "register_data", "split"),
     "deployment": ("Evaluation", "Model", "Prediction", "export_model", "learn", "load_model"),
     "experiments": ("Run", "build_method"),
-    "learning": ("Learner",),
+    "learning": ("Learner", "Observer", "Progress"),
     "methods": ("METHODS", "Method", "Recipe", "register_method", "with_augmentation"),
     "models": ("register_backbone", "wrap"),
     "plugins": ("load_plugin",),
@@ -46,7 +46,9 @@ __all__ = [
     "Learning",
     "Method",
     "Model",
+    "Observer",
     "Prediction",
+    "Progress",
     "Recipe",
     "Run",
     "Running",
