@@ -1,5 +1,6 @@
 """Class-incremental learning with Cross-Class Feature Augmentation."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from ccfa.settings import Experiment, Grid, Learning, Running
 
 __version__ = "0.1.0"
+
+# Threads that wait by spinning starve each other on a busy machine. torch reads this when it is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _NAMES = {
     "augmentation": ("CCFA", "FeatureAugmentation", "Samples", "cross_class_features"),

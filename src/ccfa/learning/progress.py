@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TextIO
@@ -14,7 +15,7 @@ from ccfa.learning.acceleration import LossReader
 from ccfa.methods import Method, Phase
 from ccfa.methods.parts import balanced_exemplars
 
-WINDOW = 30.0  # seconds of training steps after which the rate has mostly forgotten what was before
+WINDOW = 30.0  # seconds of training steps that the rate is computed from
 SAMPLE = 0.25  # seconds between two readings of the loss
 REDRAW, PAUSE = 0.1, 30.0  # seconds between lines: redrawn in place, and added to a file
 WAITING = "waiting for a first stage that another run trains"
@@ -137,6 +138,21 @@ def planned_work(method: Method, train: ImageSet, stage: Stage) -> dict[str, Wor
     return found
 
 
+class Window:
+    """The images of recent training steps, and the seconds they took."""
+
+    def __init__(self, images: float = 0.0, seconds: float = 0.0) -> None:
+        self.images, self.seconds = images, seconds
+        self._parts = deque([(images, seconds)])
+
+    def add(self, images: float, seconds: float) -> None:
+        """Add steps, and drop the oldest ones as far as the others are enough."""
+        self._parts.append((images, seconds))
+        while sum(part[1] for part in self._parts) - self._parts[0][1] >= WINDOW:
+            self._parts.popleft()
+        self.images, self.seconds = (sum(numbers) for numbers in zip(*self._parts, strict=True))
+
+
 class Pace:
     """How fast training is, and what a stage costs beside its training steps.
 
@@ -148,7 +164,7 @@ class Pace:
     def __init__(self) -> None:
         self.loss = math.nan  # the last one that was read
         self.stage = -1  # of the last step
-        self.speeds: dict[tuple[bool, str], tuple[float, float]] = {}  # images and seconds, older ones fade
+        self.speeds: dict[tuple[bool, str], Window] = {}  # by phase, in the first stage and later
         self.shares: dict[str, float] = {}  # rows that a phase sees, for each row that was planned
         self.done: dict[str, int] = {}  # images of this stage, by phase
         self.beside = 0.0  # seconds of this stage for exemplars, evaluation and the like
@@ -198,7 +214,7 @@ class Pace:
         found = self.speeds.get((is_first, phase))
         alike = [found] if found else [speed for (_, name), speed in self.speeds.items() if name == phase]
         alike = alike or list(self.speeds.values())
-        return sum(seconds for _, seconds in alike) / sum(images for images, _ in alike) if alike else math.nan
+        return sum(one.seconds for one in alike) / sum(one.images for one in alike) if alike else math.nan
 
     def rate(self, progress: Progress) -> float:
         """Images per second in this phase; NaN as long as it is unknown."""
@@ -207,7 +223,7 @@ class Pace:
     @property
     def measured(self) -> float:
         """How many seconds of recent training the rates come from."""
-        return sum(seconds for _, seconds in self.speeds.values())
+        return sum(one.seconds for one in self.speeds.values())
 
     def images_left(self, work: Sequence[Mapping[str, Work]]) -> float:
         """Estimate the images that the steps of these stages will see; the first stage is the one at work."""
@@ -230,17 +246,17 @@ class Pace:
     def state(self) -> dict[str, Any]:
         """What a continued run should know, as plain values."""
         names = ("stage", "shares", "done", "beside", "usual_beside")
-        speeds = [[*kind, *speed] for kind, speed in self.speeds.items()]
+        speeds = [[*kind, speed.images, speed.seconds] for kind, speed in self.speeds.items()]
         return {"speeds": speeds, **{name: getattr(self, name) for name in names}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue with what `state` returned. An estimate is no reason to stop, so anything else is passed over."""
         with suppress(LookupError, TypeError, ValueError, AttributeError):
-            speeds = {(bool(first), str(name)): (float(n), float(s)) for first, name, n, s in state["speeds"]}
+            speeds = {(bool(first), str(name)): Window(float(n), float(s)) for first, name, n, s in state["speeds"]}
             shares = {str(name): float(share) for name, share in state["shares"].items()}
             done = {str(name): int(images) for name, images in state["done"].items()}
             beside, usual, stage = float(state["beside"]), float(state["usual_beside"]), int(state["stage"])
-            self.speeds = {kind: speed for kind, speed in speeds.items() if speed[0] > 0}
+            self.speeds = {kind: speed for kind, speed in speeds.items() if speed.images > 0}
             self.shares, self.done, self.beside, self.usual_beside, self.stage = shares, done, beside, usual, stage
 
     def _images_left(self, work: Sequence[Mapping[str, Work]]) -> Iterator[dict[str, float]]:
@@ -254,9 +270,7 @@ class Pace:
         now = time.monotonic()
         if self._finished and images > self._finished[0] and now > self._finished[1]:
             kind, seconds = (self.stage == 0, phase), now - self._finished[1]
-            faded = math.exp(-seconds / WINDOW)
-            before = self.speeds.get(kind, (0.0, 0.0))
-            self.speeds[kind] = before[0] * faded + images - self._finished[0], before[1] * faded + seconds
+            self.speeds.setdefault(kind, Window()).add(images - self._finished[0], seconds)
         self._finished, self._asked = (images, now), None
 
     def _end_activity(self) -> None:
