@@ -21,12 +21,13 @@ class Silent(Audience):
     def __init__(self) -> None:
         self.num_batches = 0
         self.stages: list[int] = []
+        self.activities: list[str] = []
 
     def on_batch(self, progress, losses):
         self.num_batches += 1
 
-    def on_epoch(self, progress, losses, lr, seconds):
-        pass
+    def on_activity(self, stage, activity):
+        self.activities.append(activity)
 
     def on_stage(self, stage, result):
         self.stages.append(stage.index)
