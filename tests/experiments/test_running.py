@@ -18,6 +18,7 @@ from ccfa.experiments.running import Evaluator, Recorder, Stop, acceleration_of,
 from ccfa.experiments.running import finished as reusable
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
+from ccfa.learning.progress import SAVING
 from ccfa.settings import Running
 from commands import contents
 from toy_runs import CPU, Silent, begun, toy_resolved, toy_run
@@ -176,7 +177,9 @@ def test_a_continued_epoch_keeps_its_rate(tmp_path, fail):
     with pytest.raises(RuntimeError):
         toy_run(tmp_path / "run", checkpoint_minutes=0)
     fail("")
-    toy_run(tmp_path / "run")
+    audience = Silent()
+    toy_run(tmp_path / "run", audience=audience, checkpoint_minutes=0)
+    assert SAVING in audience.activities
     assert all(line["images_per_second"] for line in Run(tmp_path / "run").read_epochs())
 
 

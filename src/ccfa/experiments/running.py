@@ -44,7 +44,7 @@ from ccfa.learning.acceleration import (
 )
 from ccfa.learning.learner import EVALUATION_BATCH
 from ccfa.learning.processes import ALONE, Processes, own_device, require_shareable, several
-from ccfa.learning.progress import EVALUATING, images_per_second
+from ccfa.learning.progress import EVALUATING, SAVING, images_per_second
 from ccfa.learning.state import restore, state_of
 from ccfa.methods.parts import is_frozen
 from ccfa.models import flattened
@@ -229,6 +229,7 @@ class Recorder:
         if not code and not self._is_due(progress):
             return
         outcome = "saved."
+        self.audience.on_activity(progress.stage, SAVING)
         try:
             self.save()
         except DivergedError as error:

@@ -24,6 +24,7 @@ CAPTURING = "capturing the step"
 EXEMPLARS = "choosing exemplars"
 EVALUATING = "evaluating"
 PREPARING = "preparing"
+SAVING = "storing a checkpoint"
 CONCLUDING = "concluding the stage"
 IDLE = ""
 
