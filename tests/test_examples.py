@@ -62,10 +62,13 @@ def test_links_lead_to_files(page):
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
-def test_readme_shows_the_quickstart():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"^```python\n(.*?)^```$", readme, flags=re.MULTILINE | re.DOTALL)
-    assert (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8").endswith(f'"""\n\n{shown}')
+@pytest.mark.parametrize(
+    ("page", "example"), [("README.md", "quickstart.py"), ("docs/progress.md", "your_own_observer.py")]
+)
+def test_pages_show_the_examples(page, example):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    assert (ROOT / "examples" / example).read_text(encoding="utf-8").endswith(f'"""\n\n{shown}')
 
 
 @pytest.fixture

@@ -8,25 +8,26 @@ import torch
 from ccfa.evaluation import Report
 from ccfa.experiments import Experiment, Run, run
 from ccfa.experiments.experiment import Resolved
-from ccfa.experiments.running import Stop
+from ccfa.experiments.running import Audience, Stop
 from ccfa.settings import Running
 from toys import STAGES, plugged, tiny, toy_images
 
 CPU = torch.device("cpu")
 
 
-class Silent:
+class Silent(Audience):
     """An audience that counts what it is told."""
 
     def __init__(self) -> None:
         self.num_batches = 0
         self.stages: list[int] = []
+        self.activities: list[str] = []
 
     def on_batch(self, progress, losses):
         self.num_batches += 1
 
-    def on_epoch(self, progress, losses, lr, seconds):
-        pass
+    def on_activity(self, stage, activity):
+        self.activities.append(activity)
 
     def on_stage(self, stage, result):
         self.stages.append(stage.index)

@@ -12,7 +12,7 @@ from ccfa.augmentation import CCFA, CutMix, Mixup
 from ccfa.augmentation.mixing import PairMixing
 from ccfa.data import ImageSet, Stage, Transforms, split
 from ccfa.errors import UsageError
-from ccfa.learning import Learner, Progress
+from ccfa.learning import Learner, Observer, Progress
 from ccfa.learning.loop import optimise
 from ccfa.methods import METHODS, Budget, Method, Phase, with_augmentation, with_image_augmentation, with_memory
 from ccfa.methods.method import EVERYTHING, NOTHING
@@ -124,7 +124,7 @@ REFUSED = [pair for pair in EVERY_PAIR if _is_refused(*pair)]
 COMBINATIONS = [pair for pair in EVERY_PAIR if pair not in REFUSED]
 
 
-class Recorder:
+class Recorder(Observer):
     """An observer that keeps everything it is told."""
 
     def __init__(self) -> None:

@@ -1,5 +1,6 @@
 """Class-incremental learning with Cross-Class Feature Augmentation."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +9,7 @@ if TYPE_CHECKING:
     from ccfa.data import ImageSet, Stage, load, register_data, split
     from ccfa.deployment import Evaluation, Model, Prediction, export_model, learn, load_model
     from ccfa.experiments import Run, build_method
-    from ccfa.learning import Learner
+    from ccfa.learning import Learner, Observer, Progress
     from ccfa.methods import METHODS, Method, Recipe, register_method, with_augmentation
     from ccfa.models import register_backbone, wrap
     from ccfa.plugins import load_plugin
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# Threads that wait by spinning starve each other on a busy machine. torch reads this when it is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 _NAMES = {
     "augmentation": ("CCFA", "FeatureAugmentation", "Samples", "cross_class_features"),
     "data": ("ImageSet", "Stage", "load", "register_data", "split"),
     "deployment": ("Evaluation", "Model", "Prediction", "export_model", "learn", "load_model"),
     "experiments": ("Run", "build_method"),
-    "learning": ("Learner",),
+    "learning": ("Learner", "Observer", "Progress"),
     "methods": ("METHODS", "Method", "Recipe", "register_method", "with_augmentation"),
     "models": ("register_backbone", "wrap"),
     "plugins": ("load_plugin",),
@@ -46,7 +50,9 @@ __all__ = [
     "Learning",
     "Method",
     "Model",
+    "Observer",
     "Prediction",
+    "Progress",
     "Recipe",
     "Run",
     "Running",

@@ -463,8 +463,6 @@ Verb = (
 def main() -> None:
     """Run the command line and exit with the code that says how it went."""
     signal.signal(signal.SIGTERM, _terminate)
-    # Threads that wait by spinning starve each other on a busy machine; read when torch loads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII, a file name that is not text
     warnings.formatwarning = one_line

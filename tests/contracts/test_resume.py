@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from ccfa.learning import Learner, loop
+from ccfa.learning import Learner, Observer, loop
 from ccfa.learning.state import restore, state_of
 from ccfa.methods import METHODS
 from toys import STAGES, plugged, tiny, toy_images
@@ -29,7 +29,7 @@ VARIANTS = {
 }
 
 
-class Snapshots:
+class Snapshots(Observer):
     """Learns stages and stores the learner's whole state, as bytes, after some of the steps and after every stage."""
 
     def __init__(self, variant, device="cpu", state=None):

@@ -17,6 +17,7 @@ from ccfa.experiments.running import Stop
 from ccfa.files import read_tensors, write_tensors
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
+from ccfa.learning.progress import WAITING
 from commands import contents
 from toy_runs import CPU, Silent, toy_resolved, toy_run
 from toys import STAGES, tiny, toy_images
@@ -195,6 +196,7 @@ def one_waits_for_the_other(tmp_path, stop=None):
 def test_of_two_threads_one_trains_and_waiting_does_not_count(tmp_path):
     first, second, ended = one_waits_for_the_other(tmp_path)
     assert ended == []
+    assert (WAITING in first.activities, WAITING in second.activities) == (False, True)
     assert second.num_batches == first.num_batches - 4
     assert results(tmp_path / "first") == results(tmp_path / "second")
     seconds = [

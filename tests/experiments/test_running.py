@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from ccfa.errors import DivergedError, ResourceError, UsageError
+from ccfa.errors import DivergedError, ResourceError, Stopped, UsageError
 from ccfa.evaluation import Numbers, accuracy
 from ccfa.experiments import Experiment, Run, resolve, run, running
-from ccfa.experiments.running import Evaluator, acceleration_of, environment, running_again, stoppable
+from ccfa.experiments.running import Evaluator, Recorder, Stop, acceleration_of, environment, running_again, stoppable
 from ccfa.experiments.running import finished as reusable
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
+from ccfa.learning.progress import SAVING
 from ccfa.settings import Running
 from commands import contents
 from toy_runs import CPU, Silent, begun, toy_resolved, toy_run
@@ -168,6 +169,30 @@ def test_a_rule_of_ones_own_is_evaluated_also_after_a_stop(tmp_path, fail):
     share = float((resolved.test.labels == 0).double().mean())
     assert (report.own, report.overall[-1]) == ("always_zero", pytest.approx(share))
     assert list(report.rules) == ["logits", "nearest_mean", "always_zero"]
+
+
+def test_a_continued_epoch_keeps_its_rate(tmp_path, fail):
+    """The checkpoint is of the epoch's last step, and the run ends before the epoch is a line of metrics."""
+    fail("append:1:raise")
+    with pytest.raises(RuntimeError):
+        toy_run(tmp_path / "run", checkpoint_minutes=0)
+    fail("")
+    audience = Silent()
+    toy_run(tmp_path / "run", audience=audience, checkpoint_minutes=0)
+    assert SAVING in audience.activities
+    assert all(line["images_per_second"] for line in Run(tmp_path / "run").read_epochs())
+
+
+def test_a_stop_says_whether_anything_is_stored(tmp_path):
+    for number, expected in ((0, "nothing is stored yet"), (None, "the last checkpoint is kept")):
+        learner, stop = Learner(tiny("podnet"), toy_images()), Stop()
+        directory = begun(tmp_path / str(number), resolve(EXPERIMENT).config)
+        recorder = Recorder(directory, learner, Silent(), stop, 1000)
+        if number is None:
+            recorder.save()
+        stop.code = 130
+        with pytest.raises(Stopped, match=expected):
+            learner.on_pause()
 
 
 def test_only_old_checkpoints_are_due_after_stages_that_train_nothing(tmp_path, fail):

@@ -13,10 +13,13 @@ from ccfa.errors import ResourceError, UsageError
 from ccfa.learning import Learner
 from ccfa.learning import acceleration as speed
 from ccfa.learning.acceleration import (
+    TINY,
     Acceleration,
+    LossReader,
     memory_errors_explained,
     pick_device,
     suit_threads,
+    threads_for,
 )
 from ccfa.learning.loop import prepare_phase
 from ccfa.methods import with_augmentation
@@ -102,6 +105,34 @@ def test_tiny_images_use_one_thread(monkeypatch, num_pixels, num_threads):
         torch.set_num_threads(before)
 
 
+def test_larger_images_get_their_threads_back(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for num_values, num_threads in ((TINY, 1), (TINY + 1, 2), (TINY, 1)):
+            assert threads_for(num_values) == num_threads
+            suit_threads(num_values)
+            assert torch.get_num_threads() == num_threads
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        assert threads_for(TINY) == threads_for(TINY + 1)
+    finally:
+        suit_threads(TINY + 1)
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("device", [CPU, pytest.param(CUDA, marks=pytest.mark.gpu)])
+def test_a_loss_arrives_as_it_was_when_asked_for(device):
+    reader, loss = LossReader(), torch.tensor(1.5, device=device)
+    assert reader.answer() is None
+    for value in (1.5, 2.5):
+        loss.fill_(value)
+        reader.ask(loss)
+        while (found := reader.answer()) is None:
+            pass
+        assert found == value
+
+
 def test_defaults_suit_the_device():
     assert Acceleration.for_device(CUDA) == Acceleration("bf16", compile=True, graph=True)
     assert Acceleration.for_device(CUDA, "tf32", False, False) == Acceleration("tf32", compile=False, graph=False)
@@ -125,6 +156,8 @@ def test_uncaptured_steps_stay_as_they_are(graph, rate):
 
 class NoAcceleration:
     """The step written out: nothing fused, nothing aside, nothing captured."""
+
+    compile = graph = False
 
     def __init__(self):
         self.fused = lambda function: function

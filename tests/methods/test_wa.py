@@ -8,6 +8,7 @@ import torch
 
 import reference
 from ccfa.data import split
+from ccfa.learning import Observer
 from ccfa.learning.step import step_losses
 from ccfa.methods import METHODS
 from ccfa.methods.parts import SeparateLinearHead
@@ -103,7 +104,7 @@ def test_aligned_weights_predict_and_teach():
 def test_weights_are_not_negative_after_any_step():
     seen = []
 
-    class Watching:
+    class Watching(Observer):
         def on_batch(self, progress, losses):
             seen.append(learner.network.head.weights.min().item())
 

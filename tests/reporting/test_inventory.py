@@ -174,6 +174,13 @@ def test_the_doctor_says_what_there_is(call, monkeypatch):
     assert all(name in out for name in names)
 
 
+def test_the_doctor_says_which_threads_runs_use(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert "1 for tiny images" in found("CPU")[0]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert "OMP_NUM_THREADS" in found("CPU")[0]
+
+
 @pytest.mark.parametrize(
     ("count", "build", "lines"),
     [(0, None, ["a CPU build"]), (0, "12.8", ["CUDA 12.8"]), (2, "12.8", ["0: a card, 80 GiB", "1: a card, 80 GiB"])],

@@ -22,8 +22,8 @@ from ccfa.errors import LockedError, UsageError, chosen_name
 from ccfa.evaluation import rule_name
 from ccfa.experiments.experiment import describe, experiment_method, framing_of
 from ccfa.experiments.running import DEFAULTS, acceleration_of
-from ccfa.learning import Learner
-from ccfa.learning.loop import Observer, num_batches, prepare_phase
+from ccfa.learning import Learner, Observer
+from ccfa.learning.loop import num_batches, prepare_phase
 from ccfa.learning.state import restore, state_of
 from ccfa.methods import METHODS, Budget, Method, Phase, with_memory
 from ccfa.methods.frozen import ReadOut
@@ -112,7 +112,7 @@ def learn(
         folder: A folder with one subfolder per class.
         asked: Method, backbone, memory and so on.
         running: The device, the precision and plug-ins.
-        observer: Its methods are called after each batch and each epoch.
+        observer: Its methods are called after each batch, each epoch, and when something else begins.
 
     Returns:
         The model as it is now.

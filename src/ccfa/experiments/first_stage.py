@@ -20,6 +20,7 @@ from ccfa.experiments.experiment import Resolved, describe
 from ccfa.files import make_folder, read_tensors, write_tensors
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
+from ccfa.learning.progress import WAITING
 from ccfa.learning.state import take_over
 from ccfa.methods.frozen import trained_network
 from ccfa.methods.method import new_and_exemplars
@@ -46,8 +47,10 @@ def learn_first_stage(
     waited. `on_learned` is called before the weights are stored. It writes the run's own checkpoint: a run that is
     killed in between would otherwise take its own weights and lose the epochs that it has logged.
     """
-    began = time.monotonic()
-    with _turns[str(path)]:
+    began, turn = time.monotonic(), _turns[str(path)]
+    if turn.locked():
+        learner.observer.on_activity(stage, WAITING)
+    with turn:
         on_turn(time.monotonic() - began)
         learner.on_pause()  # the runs may have been stopped meanwhile
         learner.begin(stage)

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,6 +44,7 @@ from ccfa.learning.acceleration import (
 )
 from ccfa.learning.learner import EVALUATION_BATCH
 from ccfa.learning.processes import ALONE, Processes, own_device, require_shareable, several
+from ccfa.learning.progress import EVALUATING, SAVING, images_per_second
 from ccfa.learning.state import restore, state_of
 from ccfa.methods.parts import is_frozen
 from ccfa.models import flattened
@@ -65,6 +66,15 @@ class Audience(Observer, Protocol):
     """Watches a run: the learner's steps, and the result of each stage."""
 
     def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
+        """Called after each stage and, when a run is continued, for those that are done."""
+        return
+
+    def state(self) -> dict[str, Any]:
+        """What to store in a checkpoint, as plain values, for `restore`."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Called when a run is continued, after `on_stage`, with what was stored."""
         return
 
 
@@ -220,6 +230,7 @@ class Recorder:
         if not code and not self._is_due(progress):
             return
         outcome = "saved."
+        self.audience.on_activity(progress.stage, SAVING)
         try:
             self.save()
         except DivergedError as error:
@@ -238,15 +249,19 @@ class Recorder:
             raise Stopped(f"Stopped at {progress.place}; {outcome} {self._how_to_continue}", code)
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
-        speed = progress.num_batches * progress.batch_size / max(seconds, 1e-9)
-        record = {**_place(progress), "lr": lr, "images_per_second": round(speed, 1) or None, **losses}
+        speed = round(images_per_second(progress, seconds), 1) or None
+        record = {**_place(progress), "lr": lr, "images_per_second": speed, **losses}
         self.directory.append(METRICS, json.dumps(record))
         self.audience.on_epoch(progress, losses, lr, seconds)
+
+    def on_activity(self, stage: Stage, activity: str) -> None:
+        self.audience.on_activity(stage, activity)
 
     def on_pause(self) -> None:
         """End the run between two batches of embedding or evaluation, which are done again, if asked to."""
         if code := self.stop.asked():
-            raise Stopped(f"Stopped between two phases; the last checkpoint stands. {self._how_to_continue}", code)
+            kept = "the last checkpoint is kept" if self.directory.checkpoint_numbers() else "nothing is stored yet"
+            raise Stopped(f"Stopped between two training steps; {kept}. {self._how_to_continue}", code)
 
     def leave_out(self, seconds: float) -> None:
         """Do not count time that was spent waiting for another run."""
@@ -270,6 +285,7 @@ class Recorder:
             "log_lengths": {METRICS: self.directory.log_length()},
             "seconds": self.seconds_before,
             "stage_seconds": time.monotonic() - self.stage_began,
+            "audience": self.audience.state(),
         }
         self.directory.save_checkpoint(tensors, state)
         self.last_saved = time.monotonic()
@@ -394,6 +410,7 @@ def _continue(resolved: Resolved, recorder: Recorder) -> None:
     _note_surroundings(recorder, stored.number)
     for stage, row in zip(resolved.stages, recorder.rows, strict=False):
         recorder.audience.on_stage(stage, row)
+    recorder.audience.restore(stored.state.get("audience") or {})
     if recorder.rows:
         _write_results(resolved, recorder)
 
@@ -401,6 +418,7 @@ def _continue(resolved: Resolved, recorder: Recorder) -> None:
 def _end_stage(resolved: Resolved, recorder: Recorder, stage: Stage, evaluator: Evaluator) -> None:
     """Evaluate a learned stage and write down what it leaves; the tables are made of it after its checkpoint."""
     directory, learner = recorder.directory, recorder.learner
+    learner.tell(EVALUATING)
     predictions = evaluator.evaluate(learner)
     directory.write_predictions(stage.index, predictions)
     directory.write_network(stage.index, learner.network)

@@ -111,10 +111,12 @@ def sweep(
     audience: Callable[[Resolved, Run], Audience],
     on_end: Callable[[Outcome], None] = lambda outcome: None,
     stop: Stop | None = None,
+    on_plan: Callable[[Sequence[Resolved], int], None] = lambda left, num_done: None,
 ) -> Swept:
     """Run what is not finished yet, and return all of it. A second sweep in the same folder is refused.
 
-    Data are loaded once and shared by the runs; files that change while the sweep is at work are not read again.
+    Data are loaded once and shared by the runs; files that change while the sweep is at work are not read again. Before
+    the first run, `on_plan` receives the experiments that are left and the number of those that were finished before.
     """
     with left_alone(out):
         pass  # refused at once, before any data is read
@@ -136,13 +138,14 @@ def sweep(
         if not report:
             left.append(resolved)
     errors: dict[str, CcfaError] = {}
+    on_plan(left, len(reports) - len(left))
     if left:
         make_folder(out)
         with locked(out):
             try:
                 outcomes = run_all(left, out, running, audience, on_end, stop)
             except Stopped as stopped:
-                told = "Stopped; the runs at work are saved. Repeat the command to continue."
+                told = "Stopped; what the runs have stored is kept. Repeat the command to continue."
                 raise Stopped(told, stopped.exit_code) from stopped
         for outcome in outcomes:
             name = outcome.resolved.experiment.name

@@ -2,6 +2,6 @@
 
 from ccfa.learning.acceleration import pick_device
 from ccfa.learning.learner import Learner
-from ccfa.learning.loop import Observer, Progress
+from ccfa.learning.progress import Observer, Progress, ProgressLine
 
-__all__ = ["Learner", "Observer", "Progress", "pick_device"]
+__all__ = ["Learner", "Observer", "Progress", "ProgressLine", "pick_device"]

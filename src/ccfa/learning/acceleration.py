@@ -21,6 +21,7 @@ from ccfa.models import Backbone, Branches, Features, Network
 from ccfa.models.backbone import MapMixing
 
 MAX_VARIANTS = 128  # of a compiled function: a few for each backbone
+TINY = 16 * 16  # numbers in an image
 RESIDENT_SHARE = 0.5  # of the free memory of a GPU: the rest is for the networks
 Precision = Literal["float32", "tf32", "bf16"]
 T = TypeVar("T")
@@ -130,6 +131,30 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False, options={"combo_kernels": True})
 
 
+class LossReader:
+    """Reads a number from a device without waiting for it: ask, go on, and look for the answer later."""
+
+    def __init__(self) -> None:
+        self._copy: Tensor | None = None
+        self._arrived: torch.cuda.Event | None = None
+
+    def ask(self, number: Tensor) -> None:
+        """Ask for the value that the number will have when all steps so far are finished."""
+        if not number.is_cuda:
+            self._copy, self._arrived = number.detach(), None
+            return
+        if self._copy is None or self._arrived is None:  # made once: memory that is freed amid a capture ends it
+            self._copy, self._arrived = torch.empty((), dtype=number.dtype, pin_memory=True), torch.cuda.Event()
+        self._copy.copy_(number.detach(), non_blocking=True)
+        self._arrived.record()
+
+    def answer(self) -> float | None:
+        """Return the value that was asked for, or None if it has not arrived yet."""
+        if self._copy is None or (self._arrived and not self._arrived.query()):
+            return None
+        return float(self._copy)
+
+
 def images_on(device: torch.device, images: ImageSet) -> ImageSet:
     """The images on a device; streamed ones are read into a GPU's memory if they take at most half of what is free.
 
@@ -141,10 +166,31 @@ def images_on(device: torch.device, images: ImageSet) -> ImageSet:
     return images.to(device, resident=len(images) * math.prod(images.shape) <= RESIDENT_SHARE * free)
 
 
-def suit_threads(num_pixels: int) -> None:
-    """Use one CPU thread for tiny images, where more cost time, unless OMP_NUM_THREADS says how many."""
-    if num_pixels <= 16 * 16 and "OMP_NUM_THREADS" not in os.environ:
+_lowered_from: int | None = None  # threads before tiny images
+
+
+def suit_threads(num_values: int) -> None:
+    """Use one CPU thread for tiny images, where more cost time, and all of them again for others.
+
+    The variable OMP_NUM_THREADS takes precedence.
+
+    Args:
+        num_values: The numbers in an image: channels times height times width.
+    """
+    global _lowered_from
+    wanted, now = threads_for(num_values), torch.get_num_threads()
+    if wanted == 1 < now:
+        _lowered_from = now
         torch.set_num_threads(1)
+    elif _lowered_from and wanted > 1:
+        torch.set_num_threads(wanted)
+        _lowered_from = None
+
+
+def threads_for(num_values: int) -> int:
+    """The number of CPU threads that a run on images of this size uses."""
+    usual = max(torch.get_num_threads(), _lowered_from or 1)
+    return 1 if num_values <= TINY and "OMP_NUM_THREADS" not in os.environ else usual
 
 
 def pick_device(name: str) -> torch.device:
@@ -180,7 +226,8 @@ def describe_device(device: torch.device) -> str:
     """The name of a device in reports."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"cpu ({torch.get_num_threads()} threads)"
+    threads = torch.get_num_threads()
+    return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
 
 
 @contextmanager

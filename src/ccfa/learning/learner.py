@@ -15,8 +15,19 @@ from ccfa.data import ImageSet, Stage, Streamed
 from ccfa.errors import DivergedError, ModelError, Notice, UsageError
 from ccfa.files import read_tensors, write_tensors
 from ccfa.learning.acceleration import Acceleration, images_on, pick_device, suit_threads
-from ccfa.learning.loop import Observer, Unobserved, batches, named_generator, optimise
+from ccfa.learning.loop import batches, named_generator, optimise
 from ccfa.learning.processes import ALONE, Processes, require_shareable
+from ccfa.learning.progress import (
+    CONCLUDING,
+    EVALUATING,
+    EXEMPLARS,
+    IDLE,
+    PREPARING,
+    Observer,
+    Observers,
+    ProgressLine,
+    Unobserved,
+)
 from ccfa.learning.state import PhaseAtWork, StoredPhase, new_network, restore, state_of
 from ccfa.methods import Budget, Method
 from ccfa.models import Network, flattened
@@ -70,7 +81,8 @@ class Learner:
         seed: The seed of the initial weights and, unless `batch_seed` is given, of batches and augmentation.
         batch_seed: The seed of batches and augmentation.
         device: `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
-        observer: Its methods are called after each batch and each epoch.
+        observer: Its methods are called after each batch, each epoch, and when something else begins.
+        progress: Show progress: a line that is redrawn in a terminal or a notebook, elsewhere one every half minute.
         acceleration: Precision, compilation and CUDA graphs; by default what suits the device.
         processes: The processes that share the work, see `ccfa.learning.processes.joined`; by default this one alone.
 
@@ -99,6 +111,7 @@ class Learner:
         batch_seed: int | None = None,
         device: torch.device | str = "auto",
         observer: Observer | None = None,
+        progress: bool = False,
         acceleration: Acceleration | None = None,
         processes: Processes = ALONE,
     ) -> None:
@@ -110,10 +123,12 @@ class Learner:
         self.device = pick_device(device) if isinstance(device, str) else device
         if self.device.type == "cpu":
             suit_threads(math.prod(train.shape))
+        watching = [observer] if observer else []
+        watching += [ProgressLine(method, train)] if progress else []
+        self.observer: Observer = Observers(*watching) if len(watching) > 1 else [*watching, Unobserved()][0]
         self.train = images_on(self.device, train)
         self.seed = seed
         self.batch_seed = seed if batch_seed is None else batch_seed
-        self.observer: Observer = observer or Unobserved()
         self.acceleration = (acceleration or Acceleration.for_device(self.device)).shared_by(processes.number)
         self.acceleration.set_rounding(self.device)
         self.processes = processes
@@ -127,6 +142,7 @@ class Learner:
         self.additional = torch.empty(0, dtype=torch.int64, device=self.device)  # rows of old classes, for this stage
         self.network = self._new_network()
         self.at_work: list[PhaseAtWork] = []  # outermost first
+        self.compiled: set[tuple[str, bool]] = set()  # phases whose step was compiled, in the first stage and later
         self.interrupted: list[StoredPhase] = []  # where a restored learner continues
         self.on_pause: Callable[[], None] = lambda: None  # called between batches of embedding and evaluation
 
@@ -139,9 +155,12 @@ class Learner:
         self.begin(stage)
         self.optimise()
         self.conclude()
+        self.tell(IDLE)
 
     def begin(self, stage: Stage) -> None:
         """Add the new classes and prepare the network, unless the learner was restored inside this stage."""
+        if self.device.type == "cpu":
+            suit_threads(math.prod(self.train.shape))  # another learner may have other images
         if self.interrupted and stage == self.stage:
             return
         if (stage.index, stage.num_old) != (self.stage.index + 1, self.stage.num_seen):
@@ -154,6 +173,7 @@ class Learner:
                 f"{self.method.needs_memory:d} for each of {stage.num_seen} classes."
             )
         self.stage = stage
+        self.tell(PREPARING)
         auxiliary = self.method.auxiliary_classes(stage)
         self.network.head.grow(stage.num_new + auxiliary, self.cpu_generator("head"))
         self.network.head.num_auxiliary = auxiliary
@@ -172,6 +192,7 @@ class Learner:
     def conclude(self) -> None:
         """Let the terms remember, choose exemplars, and keep the network as the next stage's `previous`."""
         self._require_finite()
+        self.tell(CONCLUDING)
         for term in self.terms:
             term.conclude(self)
         for module in (self.network, *self.terms):
@@ -179,6 +200,10 @@ class Learner:
         self.memory.update(self.select_new_exemplars())
         self.previous = self.network.frozen_copy()
         self.initial = self.initial or self.previous
+
+    def tell(self, activity: str) -> None:
+        """Tell the observer what the learner does beside training steps."""
+        self.observer.on_activity(self.stage, activity)
 
     def predict(self, images: Tensor | NDArray[np.uint8]) -> Tensor:
         """Predict the class of each image by the method's own rule.
@@ -200,8 +225,10 @@ class Learner:
         Returns:
             `accuracy`, `new_accuracy` and `old_accuracy`, from 0 to 1. In the first stage there is no `old_accuracy`.
         """
+        self.tell(EVALUATING)
         seen = test.to(self.device).subset(test.rows(0, self.stage.num_seen))
         right = self.predict(seen.images) == seen.labels
+        self.tell(IDLE)
         is_old = seen.labels < self.stage.num_old
         parts = {"accuracy": right, "new_accuracy": right[~is_old], "old_accuracy": right[is_old]}
         return {name: float(part.float().mean()) for name, part in parts.items() if len(part)}
@@ -319,6 +346,7 @@ class Learner:
         quota = self.method.memory.quota(self.stage.num_seen)
         if quota == 0 or self.method.select_exemplars is None:
             return []
+        self.tell(EXEMPLARS)
         classes = self.new_classes()
         embeddings = [self.embeddings(rows) for rows in classes]
         chosen = self.method.select_exemplars(embeddings, quota, self.generator("exemplars"))

@@ -5,15 +5,15 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor, nn, optim
 
-from ccfa.data import Stage
 from ccfa.errors import DivergedError, ModelError
 from ccfa.learning.acceleration import memory_errors_explained
 from ccfa.learning.processes import ALONE, Processes
+from ccfa.learning.progress import CAPTURING, COMPILING, PREPARING, Progress
 from ccfa.learning.state import PhaseAtWork, StoredPhase
 from ccfa.learning.step import head_losses, step_losses
 from ccfa.methods import Phase
@@ -39,13 +39,13 @@ def optimise(learner: "Learner", phase: Phase, *index: int) -> None:
         if phase.after_epoch:
             optimise(learner, phase.after_epoch, *index, work.epoch)
             set_modes(learner.network, phase)
-        work.epoch, work.batch, work.totals = work.epoch + 1, 0, {}
+        work.epoch, work.batch, work.seconds, work.totals = work.epoch + 1, 0, 0.0, {}
     learner.at_work.pop()
 
 
 def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:
     """Run the batches of an epoch that are left."""
-    began, first, size = time.monotonic(), work.batch, work.batch_size
+    began, first, size = time.monotonic() - work.seconds, work.batch, work.batch_size
     lr = set_learning_rate(work.optimiser, phase, work.epoch)
     if first == 0:
         seed = seed_of(learner.batch_seed, learner.stage.index, "augmentation", *work.index, work.epoch)
@@ -58,6 +58,9 @@ def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:
         work.totals = {name: work.totals.get(name, 0) + loss for name, loss in losses.items()}
         progress = progress._replace(batch=work.batch)
         work.batch += 1
+        if work.batch == len(order):
+            float(work.totals["loss"])  # waits for a GPU, so that the epoch's time is right in a checkpoint, too
+        work.seconds = time.monotonic() - began
         learner.observer.on_batch(progress, losses)
     means = {name: float(total) / len(order) for name, total in work.totals.items()}
     if not math.isfinite(means["loss"]):
@@ -65,13 +68,12 @@ def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:
             f"The loss became {means['loss']} in {progress.place}, at a learning rate of {lr:.3g}. Try a smaller one.",
             {"stage": learner.stage.index, "phase": phase.name, "epoch": work.epoch, "lr": lr, "losses": means},
         )
-    share = (len(order) - first) / len(order)  # the part of the epoch that was run just now
-    seconds = (time.monotonic() - began) / share if share else math.inf  # unknown if it was stored after its last step
-    learner.observer.on_epoch(progress, means, lr, seconds)
+    learner.observer.on_epoch(progress, means, lr, work.seconds)
 
 
 def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredPhase | None = None) -> PhaseAtWork:
     """Choose rows and parameters, and make the step as fast as the learner's acceleration can."""
+    learner.tell(PREPARING)
     if not stored:
         phase.prepare(learner)
     samples = phase.samples(learner) if phase.samples else None
@@ -97,6 +99,10 @@ def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredP
         return {name: loss.detach() for name, loss in losses.items()}
 
     set_modes(learner.network, phase)
+    kind = phase.name, learner.previous is None
+    if acceleration.compile or acceleration.graph:
+        learner.tell(COMPILING if acceleration.compile and kind not in learner.compiled else CAPTURING)
+        learner.compiled.add(kind)
     with memory_errors_explained(size):
         example = next(iter(inputs(learner, phase, rows[None, :size])))
         fast_step = acceleration.prepare(step, example, learner.network, optimiser, draws)
@@ -173,36 +179,3 @@ def named_generator(device: torch.device, *purpose: object) -> Generator:
 def seed_of(*purpose: object) -> int:
     """A seed for a purpose, the same in every process."""
     return int.from_bytes(hashlib.sha256(repr(purpose).encode()).digest()[:8], "big") >> 1
-
-
-class Progress(NamedTuple):
-    """Where training stands."""
-
-    stage: Stage
-    phase: str
-    epoch: int
-    num_epochs: int
-    batch: int
-    num_batches: int
-    batch_size: int
-
-    @property
-    def place(self) -> str:
-        """The place in words, counted from 1; files count from 0."""
-        return f"stage {self.stage.index + 1}, phase {self.phase}, epoch {self.epoch + 1} of {self.num_epochs}"
-
-
-class Observer(Protocol):
-    """Watches a learner: any object with these two methods."""
-
-    def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
-        """Called after each step. Reading the losses makes a GPU wait."""
-        return
-
-    def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
-        """Called after each epoch with the mean of each loss."""
-        return
-
-
-class Unobserved(Observer):
-    """An observer that does nothing."""

@@ -45,6 +45,7 @@ class PhaseAtWork:
     step: StepFunction
     epoch: int = 0
     batch: int = 0
+    seconds: float = 0.0  # of the epoch so far
     totals: Tensors = field(default_factory=dict)  # the epoch's losses, added up
 
     def state(self) -> tuple[Tensors, Facts]:
@@ -57,7 +58,7 @@ class PhaseAtWork:
         }
         tensors = {"rows": self.rows, "draws": self.draws.get_state()}
         tensors |= _named("totals", self.totals) | _named("optimiser", optimiser)
-        place = {"index": list(self.index), "epoch": self.epoch, "batch": self.batch}
+        place = {"index": list(self.index), "epoch": self.epoch, "batch": self.batch, "seconds": self.seconds}
         return tensors, {**place, "losses": list(self.totals)}
 
     def take_up(self, stored: StoredPhase) -> None:
@@ -74,7 +75,7 @@ class PhaseAtWork:
             state[name].copy_(value)
         if tensors["draws"].shape == self.draws.get_state().shape:  # another kind of device has other generators
             self.draws.set_state(tensors["draws"].cpu())
-        self.epoch, self.batch = facts["epoch"], facts["batch"]
+        self.epoch, self.batch, self.seconds = facts["epoch"], facts["batch"], facts.get("seconds", 0.0)
         self.totals = {name: tensors[f"totals.{name}"].to(self.rows.device) for name in facts["losses"]}
 
 

@@ -22,12 +22,14 @@ from ccfa.data import DATASETS, Stage, Transforms, data_set, describe_data_sets,
 from ccfa.errors import UsageError, chosen_name
 from ccfa.experiments.experiment import SCENARIOS, chosen_options, experiment_method
 from ccfa.experiments.tables import FURTHER, PAPERS, TABLES, cited_only, read_results
+from ccfa.learning.acceleration import TINY, threads_for
 from ccfa.methods import METHODS
 from ccfa.methods.method import EVERYTHING, Factory, Method
 from ccfa.methods.parts import is_frozen, learns_one_class
 from ccfa.models import BACKBONES
 from ccfa.models.pretrained import import_timm
 from ccfa.options import meanings, schema
+from ccfa.reporting.tables import counted
 from ccfa.settings import Experiment, Mix, Setting
 
 TRAITS = {
@@ -243,7 +245,10 @@ def as_settings(words: Sequence[str]) -> list[str]:
 def findings(data_dir: Path | None) -> Iterator[str]:
     """Yield versions, devices, data and disk space, one line for each, with what to do about what is missing."""
     yield f"ccfa {ccfa.__version__}, Python {platform.python_version()}, {platform.platform()}"
-    yield f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+    yield f"torch {torch.__version__}"
+    tiny, usual = threads_for(0), threads_for(TINY + 1)
+    fixed = "as OMP_NUM_THREADS says" if "OMP_NUM_THREADS" in os.environ else f"{tiny} for tiny images such as digits"
+    yield f"CPU: {os.cpu_count()} logical cores; runs use {counted(usual, 'thread')}, {fixed}"
     for package in PACKAGES:
         try:
             yield f"{package} {version(package)}"

@@ -9,8 +9,8 @@ from typing import IO, Literal
 
 from rich.console import Console
 from rich.table import Column, Table
-from torch import Tensor
 
+from ccfa.data import Stage
 from ccfa.data.images import some
 from ccfa.deployment import (
     Evaluation,
@@ -26,9 +26,9 @@ from ccfa.deployment import (
 from ccfa.deployment.model import expanded
 from ccfa.errors import DataError, ModelError, Stopped, UsageError
 from ccfa.files import csv_text, write_atomically
-from ccfa.learning import Progress
-from ccfa.reporting.tables import counted, duration, number, percent
-from ccfa.reporting.terminal import StatusLine
+from ccfa.learning.progress import Work, duration, planned_work
+from ccfa.reporting.tables import counted, number, percent
+from ccfa.reporting.terminal import Shown, StatusLines
 from ccfa.settings import Learning, Running
 
 LISTED = 10
@@ -50,8 +50,8 @@ def learn_shown(
             console.print("Nothing was changed (--dry-run).")
             return None
         try:
-            with StatusLine(console) as status:
-                model = carry_out(plan, running, Watching(status))
+            with StatusLines(console) as lines:
+                model = carry_out(plan, running, Watching(plan, lines))
         except (KeyboardInterrupt, Stopped):
             console.print(f"{path} is unchanged." if plan.before else "No model was written.", soft_wrap=True)
             raise
@@ -91,20 +91,16 @@ def _measured(model: Model) -> str:
     return f"{found}."
 
 
-class Watching:
+class Watching(Shown):
     """Shows how far learning has come."""
 
-    def __init__(self, line: StatusLine) -> None:
-        self.line = line
+    def __init__(self, plan: Plan, lines: StatusLines) -> None:
+        earlier: list[dict[str, Work]] = [{} for _ in range(plan.stage.index)]
+        super().__init__([*earlier, planned_work(plan.method, plan.train, plan.stage)], lines)
+        self.num_done = plan.stage.index
 
-    def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
-        if self.line.is_due():
-            epoch = f"epoch {progress.epoch + 1}/{progress.num_epochs}"
-            batch = f"batch {progress.batch + 1}/{progress.num_batches}"
-            self.line.show(f"{progress.phase}, {epoch}, {batch}, loss {float(losses['loss']):.3f}")
-
-    def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
-        """Batches are shown."""
+    def stage_words(self, stage: Stage) -> str:
+        return ""
 
 
 def predict_shown(

@@ -32,12 +32,12 @@ from ccfa.evaluation import COSTS, DEFINITIONS, METRICS, Numbers, Report, forget
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.run_directory import Run, left_alone
 from ccfa.files import read_arrays, write_arrays, write_atomically
+from ccfa.learning.progress import duration
 from ccfa.reporting.charts import NUM_COLOURS, Curve, Figure, heat_map, line_figure
 from ccfa.reporting.tables import (
     Table,
     cost_texts,
     counted,
-    duration,
     method_name,
     metric_name,
     metrics_table,

@@ -17,6 +17,7 @@ from ccfa.evaluation import COSTS, METRICS, Report
 from ccfa.experiments import Run, resolve
 from ccfa.experiments import sweep as sweeping
 from ccfa.experiments.experiment import Resolved, canonical
+from ccfa.experiments.first_stage import first_stage_key
 from ccfa.experiments.following import follow
 from ccfa.experiments.running import (
     DEFAULTS,
@@ -30,13 +31,14 @@ from ccfa.experiments.running import (
 from ccfa.experiments.sweep import Outcome, Swept, experiments_of
 from ccfa.experiments.tables import Result, store_result
 from ccfa.files import require_place
-from ccfa.learning.acceleration import describe_device
+from ccfa.learning.acceleration import describe_device, suit_threads
 from ccfa.learning.processes import ALONE, Processes, joined, several
+from ccfa.learning.progress import Pace, planned_work
 from ccfa.plugins import load_plugin
 from ccfa.reporting.comparison import Comparison, compare_entries, grouped, setting, show_comparison
 from ccfa.reporting.page import read_pictures, write_page
 from ccfa.reporting.tables import cost_texts, counted, metrics_table
-from ccfa.reporting.terminal import Display
+from ccfa.reporting.terminal import Board, Display, StatusLines, SweepDisplay
 from ccfa.reporting.trackers import require_tracker, watched
 from ccfa.settings import Experiment, Grid, Running
 
@@ -146,12 +148,17 @@ def _run_shown(
     """Run, or go on running, until the end or until a signal or the time limit stops it."""
     for note in resolved.notes:
         console.print(f"note: {note}", soft_wrap=True)
-    device = describe_device(acceleration_of(running)[0])
+    device = acceleration_of(running)[0]
+    if device.type == "cpu":
+        suit_threads(math.prod(resolved.train.shape))  # before they are told
     shared = f", shared by {processes.number} processes" if processes.number > 1 else ""
-    console.print(f"{resolved.headline} on {device}{shared}", soft_wrap=True)
+    console.print(f"{resolved.headline} on {describe_device(device)}{shared}", soft_wrap=True)
     with stoppable(running.max_minutes) as stop:
         try:
-            with Display(resolved, console) as display, watched(directory, running, display) as audience:
+            with (
+                StatusLines(console, on_cpu=device.type == "cpu") as lines,
+                watched(directory, running, Display(resolved, lines)) as audience,
+            ):
                 return experiments.run(resolved, directory, running, audience, stop, new, processes)
         except (Exception, Stopped) as ended:
             _show_page(directory, resolved, console, ended)
@@ -199,19 +206,37 @@ def sweep(
         require_place(results)
     planned = experiments_of(what) if isinstance(what, Grid) else [canonical(one) for one in what]
     running = replace(running, first_stages=running.first_stages or out / ".first-stages")
-    device = describe_device(acceleration_of(running)[0])
-    console.print(f"{counted(len(planned), 'run')}, {running.at_once} at a time, on {device}, in {out}", soft_wrap=True)
+    device, acceleration = acceleration_of(running)
+    board = Board(console, running.at_once, on_cpu=device.type == "cpu")
+
+    def on_plan(left: Sequence[Resolved], num_done: int) -> None:
+        if left and device.type == "cpu":
+            suit_threads(math.prod(left[0].train.shape))  # before they are told; the data are the same for all
+        before = f", {num_done} of them finished before" if num_done else ""
+        runs = counted(num_done + len(left), "run")
+        where = f"{running.at_once} at a time, on {describe_device(device)}, in {out}"
+        console.print(f"{runs}{before}, {where}", soft_wrap=True)
+        trained: set[str] = set()  # first stages; a run takes one that another has trained
+        sizes = []
+        for resolved in left:
+            key = first_stage_key(resolved, acceleration, device)
+            stages = resolved.stages[key in trained :]
+            trained.add(key)
+            work = [planned_work(resolved.method, resolved.train, stage) for stage in stages]
+            sizes.append((resolved.experiment.name, Pace().images_left(work)))
+        board.plan(sizes, num_done)
 
     observing: dict[Path, ExitStack] = {}
 
     def audience(resolved: Resolved, directory: Run) -> Audience:
         stack = observing[directory.path] = ExitStack()
-        return stack.enter_context(watched(directory, running, Display(resolved, console, several=True)))
+        return stack.enter_context(watched(directory, running, SweepDisplay(resolved, board)))
 
     def on_end(outcome: Outcome) -> None:
         resolved, directory, report, error = outcome
         if directory.path in observing:  # not if the sweep was stopped before
             observing.pop(directory.path).close()
+        board.end(resolved.experiment.name, report is not None)
         if isinstance(error, CcfaError):
             console.print(f"{directory.path.name}: {error}", soft_wrap=True)
         _show_page(directory, resolved, console, error)
@@ -221,8 +246,8 @@ def sweep(
             except ResourceError as error:  # the other runs go on; repeating the command keeps this report
                 console.print(f"note: the report is not kept. {error}", soft_wrap=True)
 
-    with stoppable(running.max_minutes) as stop:
-        swept = sweeping.sweep(planned, out, running, audience, on_end, stop)
+    with stoppable(running.max_minutes) as stop, board:
+        swept = sweeping.sweep(planned, out, running, audience, on_end, stop, on_plan)
     if results:
         for report in swept.reports.values():  # also of runs that were finished before
             store_result(report, results)

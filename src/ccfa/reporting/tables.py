@@ -65,20 +65,6 @@ def percent(value: float | None, decimals: int = 2) -> str:
     return "-" if value is None else number(100 * value, decimals=decimals)
 
 
-def duration(seconds: float) -> str:
-    """Format a length of time for people.
-
-    >>> duration(59.4), duration(200), duration(3661), duration(math.nan)
-    ('59.4 s', '3 min 20 s', '1 h 01 min', 'unknown time')
-    """
-    if not math.isfinite(seconds):
-        return "unknown time"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
-
-
 def counted(number: int, noun: str, plural: str = "s") -> str:
     """Format a number with its noun.
 

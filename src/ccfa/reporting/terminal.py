@@ -1,6 +1,10 @@
 """Who watches a run: the terminal, a pipe or a file that the command line prints to, and TensorBoard."""
 
+import heapq
+import math
+import threading
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -16,10 +20,22 @@ from ccfa.experiments import Run
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.running import Audience
 from ccfa.learning import Progress
-from ccfa.reporting.tables import duration, percent, plain
+from ccfa.learning.progress import (
+    COMPILING,
+    PAUSE,
+    REDRAW,
+    WAITING,
+    Watch,
+    Work,
+    images_per_second,
+    planned_work,
+    roughly,
+)
+from ccfa.reporting.tables import percent, plain
 
 BROKEN_PIPE_CODE = 141  # 128 + SIGPIPE, as of a command that knows nothing of pipes
-ACCURACIES_SHOWN = 5
+ESTIMATE_AFTER = 5.0  # seconds of training steps
+WORTH_TELLING, TOO_LONG = 60.0, 86400.0  # seconds
 
 
 class Output(Console):
@@ -42,18 +58,29 @@ class Output(Console):
             raise SystemExit(BROKEN_PIPE_CODE) from None
 
 
-class StatusLine:
-    """Where work stands: on a screen one line that is redrawn in place, elsewhere a plain line every few seconds."""
+class StatusLines:
+    """Where work stands: on a screen lines that are redrawn in place, elsewhere plain lines every half minute.
 
-    def __init__(self, console: Console, several: bool = False) -> None:
-        self.console = console
-        redraws = console.is_terminal and not console.is_dumb_terminal and not several
-        self.live = Live(console=console, auto_refresh=False, transient=True) if redraws else None
-        self.pause = 60.0 if several else 0.1 if redraws else 5.0  # seconds between lines
+    There is one line for each name. What is printed on the console stands above them.
+
+    Args:
+        console: Where to show it.
+        on_cpu: Whether the work is done by a CPU, which can be much too slow for it.
+    """
+
+    def __init__(self, console: Console, on_cpu: bool = False) -> None:
+        self.console, self.on_cpu = console, on_cpu
+        self.is_estimated = False
+        self.redraws = console.is_terminal and not console.is_dumb_terminal
+        self.live: Live | None = None
+        self.pause = REDRAW if self.redraws else PAUSE
         self.last_shown = time.monotonic()
+        self.lines: dict[str, tuple[str, float | None]] = {}  # by name, and when an activity began
+        self.lock = threading.RLock()  # runs at once are threads; not held while printing, which has a lock of its own
 
     def __enter__(self) -> Self:
-        if self.live:
+        if self.redraws:
+            self.live = Live(console=self.console, get_renderable=self._rendered, transient=True)
             self.live.start()
         return self
 
@@ -61,84 +88,200 @@ class StatusLine:
         if self.live:
             self.live.stop()
 
-    def is_due(self) -> bool:
-        return time.monotonic() - self.last_shown >= self.pause
+    def put(self, name: str, line: str, is_activity: bool = False, at_once: bool = False) -> None:
+        """Replace the line of a name, and show all lines if it is time to; show this one in any case if `at_once`."""
+        now = time.monotonic()
+        with self.lock:
+            self.lines[name] = line, now if is_activity else None
+            is_due = now - self.last_shown >= self.pause
+            if is_due:
+                self.last_shown = now
+        if self.live and (is_due or at_once):
+            self.live.refresh()
+        elif is_due and not self.redraws:
+            self._print(self.texts())
+        elif at_once and not self.redraws:
+            self._print([_named(name, line)])
 
-    def show(self, line: str) -> None:
-        self.last_shown = time.monotonic()
-        if self.live:
-            self.live.update(Text(line), refresh=True)
-        else:
+    def remove(self, name: str) -> None:
+        with self.lock:
+            self.lines.pop(name, None)
+
+    def texts(self) -> list[str]:
+        """The lines as they are shown."""
+        with self.lock:
+            lines = list(self.lines.items())
+        now = time.monotonic()
+        lasted = {name: f" · {now - since:.0f} s" for name, (_, since) in lines if since and now - since >= 1}
+        return [_named(name, line) + lasted.get(name, "") for name, (line, _) in lines]
+
+    def estimate(self, seconds: float) -> None:
+        """Say once how long it will take, unless it is a matter of seconds."""
+        if self.is_estimated:
+            return
+        self.is_estimated = True
+        if self.on_cpu and seconds >= TOO_LONG:
+            self._print([too_long(seconds)])
+        elif seconds >= WORTH_TELLING:
+            self._print([f"At this speed it will take about {roughly(seconds)}."])
+
+    def _print(self, lines: Iterable[str]) -> None:
+        for line in lines:
             self.console.print(line, soft_wrap=True)
 
+    def _rendered(self) -> Text:
+        return Text("\n".join(self.texts()))
 
-class Display(StatusLine):
+
+def _named(name: str, line: str) -> str:
+    return f"{name}  {line}" if name else line
+
+
+class Shown(Watch):
+    """Shows where a learner stands, as a line of `StatusLines`."""
+
+    def __init__(self, work: Sequence[Mapping[str, Work]], lines: StatusLines, name: str = "") -> None:
+        super().__init__(work)
+        self.lines, self.name = lines, name
+        self.pause = REDRAW if lines.redraws else 1.0
+        self.last_put = -math.inf
+
+    def is_due(self) -> bool:
+        return time.monotonic() - self.last_put >= self.pause
+
+    def show(self, line: str, is_activity: bool = False) -> None:
+        self.last_put = time.monotonic()
+        long = self.lines.redraws or line.partition(" · ")[2].startswith((COMPILING, WAITING))
+        self.lines.put(self.name, line, is_activity, at_once=is_activity and long)
+
+
+class Display(Shown):
     """Shows a run: one permanent line after each stage and, in between, where it stands.
 
-    One of several runs at once has its name before each line, and a line once a minute.
+    Args:
+        resolved: The run's experiment.
+        lines: Where to show it.
+        name: The name of the run, if it is one of several.
     """
 
-    def __init__(self, resolved: Resolved, console: Console, several: bool = False) -> None:
-        super().__init__(console, several)
-        self.prefix = f"{resolved.experiment.name}  " if several else ""
-        self.num_stages = len(resolved.stages)
-        self.plan = planned_images(resolved)
+    def __init__(self, resolved: Resolved, lines: StatusLines, name: str = "") -> None:
+        work = [planned_work(resolved.method, resolved.train, stage) for stage in resolved.stages]
+        super().__init__(work, lines, name)
         self.other_rule = "nearest_mean" if rule_name(resolved.method.predict) == "logits" else "logits"
-        self.done = self.done_here = 0  # images; the speed is that of this process
-        self.accuracies: list[float] = []
-        self.began = self.last_shown
 
     def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
-        self.done += progress.batch_size
-        self.done_here += progress.batch_size
-        if self.is_due():
-            self._show(progress)
+        super().on_batch(progress, losses)
+        if not self.lines.is_estimated and self.pace.measured >= ESTIMATE_AFTER:
+            self.lines.estimate(self.seconds_left())
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
-        if not self.live and not self.prefix and progress.epoch == progress.num_epochs - 1:
-            self._show(progress, f"loss {losses['loss']:.3f}")
+        super().on_epoch(progress, losses, lr, seconds)
+        if not self.lines.redraws and not self.name and progress.epoch == progress.num_epochs - 1:
+            self.lines.put(self.name, self.words(progress), at_once=True)
 
     def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
-        self.accuracies.append(result["accuracy"])
-        self.done = max(self.done, sum(self.plan[: stage.index + 1]))  # another process may have learned it
-        self.last_shown = time.monotonic()
+        self.pace.end_stage()
+        self.num_done = stage.index + 1
         other = result[f"{self.other_rule}_accuracy"]
-        parts = [f"stage {stage.index + 1}/{self.num_stages}", f"{stage.num_seen} classes"]
+        parts = [self.stage_words(stage), f"{stage.num_seen} classes"]
         parts.append(f"accuracy {percent(result['accuracy'])}%")
         if result["old_accuracy"] is not None:
             parts.append(f"(old {percent(result['old_accuracy'])}%, new {percent(result['new_accuracy'])}%)")
         if other is not None:
             parts.append(f"{plain(self.other_rule)} {percent(other)}%")
-        self.console.print(self.prefix + "  ".join([*parts, f"{result['seconds']:.1f} s"]), soft_wrap=True)
+        line = "  ".join([*parts, f"{result['seconds']:.1f} s"])
+        self.lines.console.print(_named(self.name, line), soft_wrap=True)
 
-    def _show(self, progress: Progress, *extra: str) -> None:
-        rate = self.done_here / max(time.monotonic() - self.began, 1e-9)
-        left = max(sum(self.plan) - self.done, 0) / max(rate, 1e-9)
-        parts = [
-            f"stage {progress.stage.index + 1}/{self.num_stages}",
-            progress.phase,
-            f"epoch {progress.epoch + 1}/{progress.num_epochs}",
-            f"{rate:,.0f} images/s",
-            f"about {duration(left)} left",
-            *extra,
-        ]
-        if self.accuracies:
-            parts.append("accuracies " + " ".join(f"{percent(one, 1)}%" for one in self.accuracies[-ACCURACIES_SHOWN:]))
-        self.show(self.prefix + " · ".join(parts))
+    def state(self) -> dict[str, Any]:
+        return self.pace.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.pace.restore(state)
+        if self.pace.stage < self.num_done:  # stored when that stage was over
+            self.pace.end_stage()
 
 
-def planned_images(resolved: Resolved) -> list[int]:
-    """Estimate how many images each stage trains on: its new images and the exemplars in every epoch."""
-    sizes = resolved.train.labels.bincount(minlength=resolved.train.num_classes).tolist()
-    plan = []
-    for stage in resolved.stages:
-        quota = resolved.method.memory.quota(max(stage.num_old, 1))
-        images = sum(sizes[stage.num_old : stage.num_seen]) + sum(min(size, quota) for size in sizes[: stage.num_old])
-        plan.append(images * sum(phase.epochs for phase in resolved.method.phases(stage)))
-    return plan
+class Board(StatusLines):
+    """Shows a sweep: how many runs are done, how long the others will take, and what each run at work does.
+
+    Args:
+        console: Where to show it.
+        at_once: How many runs are at work at a time.
+        on_cpu: Whether they run on a CPU.
+    """
+
+    def __init__(self, console: Console, at_once: int, on_cpu: bool) -> None:
+        super().__init__(console, on_cpu)
+        self.at_once = at_once
+        self.num_runs = self.num_done = self.num_failed = 0
+        self.images: dict[str, float] = {}  # that each run which has not ended will train on
+        self.left: dict[str, float] = {}  # seconds, of the runs at work
+        self.seconds_per_image = math.nan
+
+    def plan(self, runs: Sequence[tuple[str, float]], num_done: int) -> None:
+        """Take the names of the runs that are left with the images they train on, and how many are done."""
+        self.images, self.num_done, self.num_runs = dict(runs), num_done, num_done + len(runs)
+
+    def at_work(self, name: str, images: float, seconds: float) -> None:
+        """Take the images and the seconds that are left to a run; NaN if the time is unknown yet."""
+        with self.lock:
+            self.left[name] = seconds
+            if images > 0 and seconds > 0:
+                self.seconds_per_image = seconds / images
+
+    def end(self, name: str, is_finished: bool) -> None:
+        """A run has ended."""
+        with self.lock:
+            self.remove(name)
+            self.left.pop(name, None)
+            self.images.pop(name, None)
+            self.num_done += is_finished
+            self.num_failed += not is_finished
+
+    def seconds_left(self) -> float:
+        """Estimate when the last run will end, each one beginning as soon as another has ended; NaN if unknown."""
+        with self.lock:
+            each = {name: images * self.seconds_per_image for name, images in self.images.items()}
+            each |= {name: seconds for name, seconds in self.left.items() if not math.isnan(seconds)}
+            busy = sorted(each.pop(name) for name in list(self.left) if name in each)
+        ends = [0.0] * max(self.at_once - len(busy), 0) + busy
+        for seconds in each.values():
+            heapq.heapreplace(ends, ends[0] + seconds)
+        return max(ends, default=0.0)
+
+    def estimate(self, seconds: float) -> None:
+        """Say once how long all runs will take."""
+        super().estimate(self.seconds_left())
+
+    def texts(self) -> list[str]:
+        seconds = self.seconds_left()
+        failed = f", {self.num_failed} failed" if self.num_failed else ""
+        left = "" if math.isnan(seconds) else f", about {roughly(seconds)} left"
+        return [f"{self.num_done}/{self.num_runs} runs done{failed}{left}", *super().texts()]
 
 
-class TensorBoard:
+class SweepDisplay(Display):
+    """Shows one run of a sweep."""
+
+    def __init__(self, resolved: Resolved, board: Board) -> None:
+        super().__init__(resolved, board, name=resolved.experiment.name)
+        self.board = board
+
+    def show(self, line: str, is_activity: bool = False) -> None:
+        work = self.work[self.num_done :]
+        self.board.at_work(self.name, self.pace.images_left(work), self.pace.seconds_left(work, self.num_done))
+        super().show(line, is_activity)
+
+
+def too_long(seconds: float) -> str:
+    """Return a warning that this takes days, and what to do."""
+    return (
+        f"warning: this will take about {roughly(seconds)} on this CPU. Use a GPU (see 'PyTorch for your machine' in "
+        f"docs/usage.md), or train for fewer epochs, for example with --set epochs=10."
+    )
+
+
+class TensorBoard(Audience):
     """Writes each epoch and each stage as scalars, and passes everything on to another audience.
 
     The steps are lines of metrics.jsonl and classes seen, so that a continued run replaces what it does again.
@@ -158,16 +301,25 @@ class TensorBoard:
         else:
             with suppress(ModelError):  # a full disk takes no log, and the run goes on
                 self.num_epochs = len(self.run.read_epochs())  # this one and those of earlier processes
-        speed = progress.num_batches * progress.batch_size / max(seconds, 1e-9)
+        speed = images_per_second(progress, seconds) or None
         self._write("epochs", self.num_epochs, progress.phase, {**losses, "lr": lr, "images_per_second": speed})
         self.audience.on_epoch(progress, losses, lr, seconds)
+
+    def on_activity(self, stage: Stage, activity: str) -> None:
+        self.audience.on_activity(stage, activity)
 
     def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
         values = {name: value for name, value in result.items() if name not in ("stage", "num_seen")}
         self._write("stages", stage.num_seen, "stage", values)
         self.audience.on_stage(stage, result)
 
-    def _write(self, folder: str, step: int, group: str, values: dict[str, float | None]) -> None:
+    def state(self) -> dict[str, Any]:
+        return self.audience.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.audience.restore(state)
+
+    def _write(self, folder: str, step: int, group: str, values: Mapping[str, float | None]) -> None:
         if folder not in self.writers:  # epochs and stages begin again at different steps, hence two
             from torch.utils.tensorboard import SummaryWriter
 

@@ -2,7 +2,7 @@
 
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,6 +15,7 @@ from ccfa.errors import ModelError, Notice, UsageError
 from ccfa.experiments import Run
 from ccfa.experiments.running import Audience
 from ccfa.learning import Progress
+from ccfa.learning.progress import images_per_second
 from ccfa.reporting.terminal import TensorBoard
 from ccfa.settings import Running
 
@@ -22,7 +23,7 @@ STATE = "tracking.json"  # in a run directory: which run of the tracker it is, a
 NOT_NUMBERS = ("stage", "phase")  # of a line of metrics.jsonl
 
 
-class Tracker:
+class Tracker(Audience):
     """Tells a tracker each epoch and each stage, and passes everything on to another audience.
 
     A step is an epoch or the end of a stage, counted from the beginning of the run, so that a continued run tells
@@ -40,7 +41,7 @@ class Tracker:
         self.run, self.audience = run, audience
         self.name, self.project = name, project
         self.session: Any = None  # what `init` returned; None before it is called
-        self.state: dict[str, Any] = {}
+        self.place: dict[str, Any] = {}  # which run of the tracker, and how far it was told
         self.num_epochs, self.has_caught_up = 0, False  # lines of the log that were told; whether these are all
         self.works = True
 
@@ -52,7 +53,7 @@ class Tracker:
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
         with self._forgiven():
-            speed = progress.num_batches * progress.batch_size / max(seconds, 1e-9)
+            speed = images_per_second(progress, seconds) or None
             place = {"stage": progress.stage.index, "phase": progress.phase, "epoch": progress.epoch}
             latest = {**place, "lr": lr, "images_per_second": speed, **losses}
             self._tell_epochs([latest] if self.has_caught_up else self._logged()[self.num_epochs :])
@@ -67,6 +68,15 @@ class Tracker:
             values = {f"stage/{name}": value for name, value in result.items() if name != "stage"}
             self._log(self.num_epochs + stage.index + 1, values)
         self.audience.on_stage(stage, result)
+
+    def on_activity(self, stage: Stage, activity: str) -> None:
+        self.audience.on_activity(stage, activity)
+
+    def state(self) -> dict[str, Any]:
+        return self.audience.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.audience.restore(state)
 
     def finish(self) -> None:
         """End the tracker's run, which a continued run opens again."""
@@ -88,11 +98,11 @@ class Tracker:
     def _begin(self) -> None:
         """Begin a run of the tracker, or go on with the one that this run began before."""
         with suppress(ModelError):
-            self.state = self.run.read_json(STATE)
-        if (self.state.get("tracker"), self.state.get("project")) != (self.name, self.project):
-            self.state = {"tracker": self.name, "project": self.project, "id": uuid.uuid4().hex[:12], "step": 0}
+            self.place = self.run.read_json(STATE)
+        if (self.place.get("tracker"), self.place.get("project")) != (self.name, self.project):
+            self.place = {"tracker": self.name, "project": self.project, "id": uuid.uuid4().hex[:12], "step": 0}
         config = {**self.run.config["experiment"], "environment": self.run.environment}
-        name, identity = self.run.path.resolve().name, self.state["id"]
+        name, identity = self.run.path.resolve().name, self.place["id"]
         same: dict[str, Any] = {"name": name, "id": identity}
         if self.name == "trackio":  # which finds a run by its name alone
             same = {"name": f"{name}-{identity[:6]}"}
@@ -100,17 +110,17 @@ class Tracker:
             same["reinit"] = "create_new"  # runs at once are told apart
         module: Any = import_module(self.name)
         self.session = module.init(project=self.project, config=config, resume="allow", **same)
-        self.run.write_json(STATE, self.state)
+        self.run.write_json(STATE, self.place)
 
     def _log(self, step: int, values: dict[str, float | None]) -> None:
         if not self.works:
             return
         if self.session is None:
             self._begin()
-        if step > self.state["step"]:
+        if step > self.place["step"]:
             self.session.log({name: value for name, value in values.items() if value is not None}, step=step)
-            self.state["step"] = step
-            self.run.write_json(STATE, self.state)
+            self.place["step"] = step
+            self.run.write_json(STATE, self.place)
 
     @contextmanager
     def _forgiven(self) -> Iterator[None]:
