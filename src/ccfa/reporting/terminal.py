@@ -277,7 +277,7 @@ def too_long(seconds: float) -> str:
     """Return a warning that this takes days, and what to do."""
     return (
         f"warning: this will take about {roughly(seconds)} on this CPU. Use a GPU (see 'PyTorch for your machine' in "
-        f"docs/usage.md), or train for fewer epochs, for example with --set epochs=10."
+        f"docs/usage.md), or train for fewer epochs, for example with --epochs 10."
     )
 
 
