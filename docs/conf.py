@@ -8,7 +8,7 @@ sys.path.insert(0, str(Path(__file__).parent / "_site"))
 project = "ccfa"
 html_title = "ccfa"
 author = copyright = "the authors of ccfa"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "directives"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "directives"]
 exclude_patterns = ["_site"]
 
 myst_enable_extensions = ["dollarmath"]
@@ -24,6 +24,7 @@ python_use_unqualified_type_names = True
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!ccfa\.\w+$).*")]  # what is not public, or of other packages, has no page here
 
+html_math_renderer = "mathml"
 html_theme = "pydata_sphinx_theme"
 html_static_path = ["_site/static"]
 html_css_files = ["site.css"]

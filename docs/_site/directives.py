@@ -1,4 +1,4 @@
-"""What the site makes at build time: the command line from its parser, and links to files outside of docs/."""
+"""What the site makes at build time: the command line from its parser, links to files outside docs/, and formulas."""
 
 import re
 import warnings
@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import tyro
 from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from tyro.conf import FlagCreatePairsOff
@@ -65,9 +66,16 @@ def lead_to_pages(app: Sphinx, name: Any, *rest: Any) -> None:
     content[0] = re.sub(r"\[([^\]]+)\]\((?:\.\./)*results/[^)]*\)", r"\1", content[0])
 
 
+def write_formula(translator: Any, node: nodes.Element) -> None:
+    """Formulas are MathML, which browsers draw by themselves, without a script from another server."""
+    translator.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.add_directive("commands", Commands)
+    app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
     app.connect("source-read", lead_to_pages)
     app.connect("include-read", lead_to_pages)
     return {"parallel_read_safe": True}
