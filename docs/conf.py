@@ -15,7 +15,9 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
+nb_merge_streams = True
 
+smartquotes = False  # options begin with two hyphens
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
