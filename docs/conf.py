@@ -19,6 +19,7 @@ nb_merge_streams = True
 
 smartquotes = False  # options begin with two hyphens
 default_role = "code"
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "inherited-members": False}
@@ -30,6 +31,7 @@ html_math_renderer = "mathml"
 html_theme = "pydata_sphinx_theme"
 html_static_path = ["_site/static"]
 html_css_files = ["site.css"]
+html_sidebars = {"index": [], "start": []}
 html_show_sourcelink = False
 html_theme_options = {
     "navbar_align": "left",

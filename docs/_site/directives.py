@@ -4,7 +4,8 @@ import re
 import warnings
 from argparse import Action
 from collections.abc import Iterator
-from typing import Any, get_args
+from contextlib import suppress
+from typing import Any, get_args, get_type_hints
 
 import tyro
 from docutils import nodes
@@ -72,10 +73,17 @@ def write_formula(translator: Any, node: nodes.Element) -> None:
     raise nodes.SkipNode
 
 
+def strip_annotations(app: Sphinx, function: Any, bound: bool) -> None:
+    """Show types as Python has them, without what they tell the command line."""
+    with suppress(NameError, TypeError, AttributeError):
+        function.__annotations__ = get_type_hints(function)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.add_directive("commands", Commands)
     app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
+    app.connect("autodoc-before-process-signature", strip_annotations)
     app.connect("source-read", lead_to_pages)
     app.connect("include-read", lead_to_pages)
     return {"parallel_read_safe": True}
