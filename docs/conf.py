@@ -21,7 +21,6 @@ smartquotes = False  # options begin with two hyphens
 default_role = "code"
 toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "inherited-members": False}
 python_use_unqualified_type_names = True

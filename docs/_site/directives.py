@@ -79,11 +79,19 @@ def strip_annotations(app: Sphinx, function: Any, bound: bool) -> None:
         function.__annotations__ = get_type_hints(function)
 
 
+def name_defaults(app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str, returns: str) -> Any:
+    """Write defaults that are functions by their names, so that the signature is Python and its types are links."""
+    if not signature:
+        return None
+    return re.sub(r"<function (\w+)>", r"\1", signature).replace("<factory>", "..."), returns
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.add_directive("commands", Commands)
     app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
     app.connect("autodoc-before-process-signature", strip_annotations)
+    app.connect("autodoc-process-signature", name_defaults)
     app.connect("source-read", lead_to_pages)
     app.connect("include-read", lead_to_pages)
     return {"parallel_read_safe": True}
