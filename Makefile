@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 
-.PHONY: demo test soak format clean
+.PHONY: demo test soak docs format clean
 
 demo: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/ccfa sweep finetune podnet --data glyphs --seeds 0 --at-once 2 --out runs/demo
@@ -19,6 +19,11 @@ test: $(VENV)/installed-dev
 # Faults at every place, minutes of fuzzing, and random kills of every method. Not part of `test`.
 soak: $(VENV)/installed-dev
 	$(BIN)/pytest -n auto -m soak
+
+# The documentation site, with its notebooks executed, in build/docs. A warning is an error.
+docs: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
+	@echo "Open build/docs/index.html"
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
@@ -35,8 +40,8 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev,docs]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build

@@ -210,7 +210,7 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= count_gpus():
         raise ResourceError(
             f"There is no device {name}: torch {torch.__version__} finds {count_gpus()} CUDA devices. "
-            f"Try --device cpu, or install a CUDA build of torch (see docs/usage.md)."
+            f"Try --device cpu, or install a CUDA build of torch (see docs/start.md)."
         )
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # streams, graphs and kernels are made on the current one

@@ -260,7 +260,7 @@ def findings(data_dir: Path | None) -> Iterator[str]:
         yield f"timm: {error}"
     if not torch.cuda.is_available():
         build = "a CPU build" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
-        yield f"GPU: none found (torch is {build}); runs use the CPU. See 'PyTorch for your machine' in docs/usage.md."
+        yield f"GPU: none found (torch is {build}); runs use the CPU. See 'PyTorch for your machine' in docs/start.md."
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         yield f"GPU {index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
