@@ -133,6 +133,7 @@ def tiny(tmp_path, monkeypatch):
     shutil.copy(tmp_path / "photos" / "a" / "00.png", tmp_path / "new.jpg")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shutil.copy(ROOT / "examples" / "your_own_method.py", tmp_path)
+    (tmp_path / "my-order.txt").write_text("\n".join(map(str, reversed(range(10)))), encoding="utf-8")
 
 
 # What makes a command too long for a test, and what else runs or checks it.
