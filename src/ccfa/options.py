@@ -5,6 +5,7 @@ Text and Python values are checked against the same types.
 
 import inspect
 import math
+import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType, UnionType
@@ -131,10 +132,12 @@ def check(value: Any, kind: Any) -> Any:
         if not (value is None and NoneType in get_args(kind)):
             _check_any(value, [one for one in get_args(kind) if one is not NoneType])
     elif kind in (int, float):
-        if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral if kind is int else numbers.Real):
             expected = "a whole number" if kind is int else "a number"
-        elif not 0 <= value < math.inf:
+        elif not 0 <= float(value) < math.inf:
             expected = "a finite number of at least 0"
+        elif not isinstance(value, int | float):
+            value = kind(value)  # NumPy's
     elif isinstance(kind, type) and not isinstance(value, kind):
         expected = "true or false" if kind is bool else "text" if kind is str else f"{kind.__name__}"
     elif origin is Callable and not callable(value):

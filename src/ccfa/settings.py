@@ -363,8 +363,7 @@ def _all_options(options: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[s
     """Return options as they are typed, together with those that have a flag of their own."""
     given = {name: value for name, value in flags.items() if value is not None}
     if both := [name for name in given if name in options]:
-        flag = both[0].replace("_", "-")
-        raise UsageError(f"{both[0]} is given twice: with --{flag}, and as an option with --set.")
+        raise UsageError(f"{both[0]} is given twice: by itself (--{both[0].replace('_', '-')}), and among the options.")
     return {name: _text(value) for name, value in {**options, **given}.items()}
 
 

@@ -115,6 +115,7 @@ def test_an_order_is_read_from_a_file(tmp_path):
     for text in ("none.txt", str(tmp_path), "no/where"):
         with pytest.raises(UsageError, match=text):
             read_order(text)
+    assert read_order("n/a,cat") == "n/a,cat"  # a list, whatever its names look like
     assert [read_order(text) for text in ("PODNet-0", "Seed-7", "cat,Dog", "cat")] == [
         "podnet-0",
         "seed-7",

@@ -346,6 +346,13 @@ def test_python_options_are_checked_as_typed_ones(options):
             build(**options)
 
 
+def test_numbers_of_numpy_are_numbers():
+    method = build_method("podnet", "digits", epochs=np.int64(2), lr=np.float32(0.5))
+    (phase, *_) = method.phases(parse_scenario("B5-inc5", 10)[0])
+    assert (phase.epochs, phase.lr) == (2, 0.5)
+    assert (type(phase.epochs), type(phase.lr)) == (int, float)
+
+
 @pytest.mark.parametrize("options", [{"count": 2.5}, {"count": "3"}, {"step_size": 1.0}, {"phases": "main"}])
 def test_options_of_ccfa_are_checked_in_python(options):
     with pytest.raises(UsageError, match=f"Option {next(iter(options))} of CCFA"):

@@ -171,6 +171,15 @@ def test_a_rule_of_ones_own_is_evaluated_also_after_a_stop(tmp_path, fail):
     assert list(report.rules) == ["logits", "nearest_mean", "always_zero"]
 
 
+def test_a_rule_of_ones_own_may_have_the_name_of_a_known_one(tmp_path):
+    def by_logits(learner, images):
+        return always_zero(learner, images)
+
+    resolved = toy_resolved(epochs=1)
+    report = toy_run(tmp_path / "run", resolved._replace(method=replace(resolved.method, predict=by_logits)))
+    assert report.overall[-1] == pytest.approx(float((resolved.test.labels == 0).double().mean()))
+
+
 def test_a_continued_epoch_keeps_its_rate(tmp_path, fail):
     """The checkpoint is of the epoch's last step, and the run ends before the epoch is a line of metrics."""
     fail("append:1:raise")

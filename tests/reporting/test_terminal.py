@@ -158,9 +158,17 @@ def test_sweep_says_how_many_runs_are_done_and_left(board):
     board.at_work("a", 100.0, 200.0)
     board.at_work("b", 0.0, math.nan)  # it waits
     assert board.texts() == ["5/8 runs done, about 5 min 00 s left"]  # a and b 200 s, then c 100 s
-    board.end("a", is_finished=True)
-    board.end("b", is_finished=False)
+    board.end("a", is_finished=True, has_failed=False)
+    board.end("b", is_finished=False, has_failed=True)
     assert board.texts() == ["6/8 runs done, 1 failed, about 1 min 40 s left"]
+    board.end("c", is_finished=False, has_failed=False)  # it was stopped
+    assert board.texts() == ["6/8 runs done, 1 failed, about 0 s left"]
+
+
+def test_an_unknown_time_is_not_told(board):
+    assert board.texts() == []  # before the plan
+    board.plan([("a", 100.0)], num_done=0)
+    assert board.texts() == ["0/1 runs done"]
 
 
 def test_runs_of_a_sweep_have_their_names_and_share_the_pause(board, clock):

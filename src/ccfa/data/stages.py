@@ -127,7 +127,8 @@ def read_order(text: str) -> str:
     if re.fullmatch(r"natural|podnet(-\d+)?|seed-\d+", known, re.ASCII):
         return known
     path = Path(os.path.expanduser(text))
-    if not (os.path.isfile(path) or os.sep in text or path.suffix.lower() in (".txt", ".csv")):
+    is_list = "," in text or ";" in text
+    if not (os.path.isfile(path) or (not is_list and (os.sep in text or path.suffix.lower() in (".txt", ".csv")))):
         return text
     try:
         content = unicodedata.normalize("NFC", read_regular(path, 10**7).decode("utf-8-sig"))

@@ -46,6 +46,7 @@ from ccfa.learning.learner import EVALUATION_BATCH
 from ccfa.learning.processes import ALONE, Processes, own_device, require_shareable, several
 from ccfa.learning.progress import EVALUATING, SAVING, images_per_second
 from ccfa.learning.state import restore, state_of
+from ccfa.methods.method import by_logits, by_nearest_mean
 from ccfa.methods.parts import is_frozen
 from ccfa.models import flattened
 from ccfa.models.pretrained import timm_version
@@ -323,7 +324,8 @@ class Recorder:
     def _how_to_continue(self) -> str:
         may_be_missing = data_set(self.directory.experiment.data).find and not os.environ.get("CCFA_DATA")
         data_dir = " --data-dir DIR" if may_be_missing else ""
-        return f"Continue with: ccfa resume {shlex.quote(str(self.directory.path))}{data_dir}"
+        plugins = "".join(f" --plugin {shlex.quote(name)}" for name in loaded_plugins())
+        return f"Continue with: ccfa resume {shlex.quote(str(self.directory.path))}{data_dir}{plugins}"
 
 
 def _place(progress: Progress) -> dict[str, Any]:
@@ -351,8 +353,8 @@ class Evaluator:
         predictions = {"logits": learner.class_by_logits(embeddings)}
         if len(learner.memory):
             predictions["nearest_mean"] = learner.class_by_nearest_mean(embeddings)
-        if (own := rule_name(learner.method.predict)) not in predictions:
-            predictions[own] = learner.predict(self.test.subset(rows).images)
+        if learner.method.predict not in (by_logits, by_nearest_mean):
+            predictions[rule_name(learner.method.predict)] = learner.predict(self.test.subset(rows).images)
         labels = self.test.labels[rows].cpu().numpy()
         return {"labels": labels, **{f"by_{name}": found.cpu().numpy() for name, found in predictions.items()}}
 

@@ -60,8 +60,9 @@ def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:
         work.batch += 1
         if work.batch == len(order):
             float(work.totals["loss"])  # waits for a GPU, so that the epoch's time is right in a checkpoint, too
-        work.seconds = time.monotonic() - began
+        work.seconds = (now := time.monotonic()) - began
         learner.observer.on_batch(progress, losses)
+        began += time.monotonic() - now  # a checkpoint, say, is not training
     means = {name: float(total) / len(order) for name, total in work.totals.items()}
     if not math.isfinite(means["loss"]):
         raise DivergedError(
@@ -100,9 +101,11 @@ def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredP
 
     set_modes(learner.network, phase)
     kind = phase.name, learner.previous is None
-    if acceleration.compile or acceleration.graph:
-        learner.tell(COMPILING if acceleration.compile and kind not in learner.compiled else CAPTURING)
+    if acceleration.compile and kind not in learner.compiled:
+        learner.tell(COMPILING)
         learner.compiled.add(kind)
+    elif acceleration.graph:
+        learner.tell(CAPTURING)
     with memory_errors_explained(size):
         example = next(iter(inputs(learner, phase, rows[None, :size])))
         fast_step = acceleration.prepare(step, example, learner.network, optimiser, draws)

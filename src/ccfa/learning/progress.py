@@ -1,6 +1,7 @@
 """Progress: where a learner stands, who watches it, how fast it is, and how long it will take."""
 
 import math
+import shutil
 import sys
 import time
 from collections import deque
@@ -170,6 +171,7 @@ class Pace:
         self.done: dict[str, int] = {}  # images of this stage, by phase
         self.beside = 0.0  # seconds of this stage for exemplars, evaluation and the like
         self.usual_beside = 0.0  # the same of the stage before
+        self.measured = 0.0  # seconds of training in this process
         self._activity, self._began = IDLE, time.monotonic()
         self._reader = LossReader()
         self._queued = 0  # images given to the device
@@ -221,11 +223,6 @@ class Pace:
         """Images per second in this phase; NaN as long as it is unknown."""
         return 1 / self.seconds_per_image(progress.stage.index == 0, progress.phase)
 
-    @property
-    def measured(self) -> float:
-        """How many seconds of recent training the rates come from."""
-        return sum(one.seconds for one in self.speeds.values())
-
     def images_left(self, work: Sequence[Mapping[str, Work]]) -> float:
         """Estimate the images that the steps of these stages will see; the first stage is the one at work."""
         return sum(images for stage in self._images_left(work) for images in stage.values())
@@ -272,6 +269,7 @@ class Pace:
         if self._finished and images > self._finished[0] and now > self._finished[1]:
             kind, seconds = (self.stage == 0, phase), now - self._finished[1]
             self.speeds.setdefault(kind, Window()).add(images - self._finished[0], seconds)
+            self.measured += seconds
         self._finished, self._asked = (images, now), None
 
     def _end_activity(self) -> None:
@@ -296,8 +294,8 @@ class Watch(Observer):
         """Whether it is time to show another line."""
         raise NotImplementedError
 
-    def show(self, line: str, is_activity: bool = False) -> None:
-        """Show where the learner stands."""
+    def show(self, line: str, activity: str = "") -> None:
+        """Show where the learner stands, or what else it does."""
         raise NotImplementedError
 
     def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
@@ -312,9 +310,7 @@ class Watch(Observer):
     def on_activity(self, stage: Stage, activity: str) -> None:
         self.pace.on_activity(activity)
         if activity:
-            self.show(
-                " · ".join(filter(None, [self.stage_words(stage), activity, *self.left_words()])), is_activity=True
-            )
+            self.show(" · ".join(filter(None, [self.stage_words(stage), activity, *self.left_words()])), activity)
 
     def words(self, progress: Progress) -> str:
         """Where training stands, counted from 1, with the loss, the rate and the time left as far as they are known."""
@@ -377,13 +373,14 @@ class ProgressLine(Watch):
     def is_due(self) -> bool:
         return time.monotonic() - self.last_shown >= (REDRAW if self.redraws else PAUSE)
 
-    def show(self, line: str, is_activity: bool = False) -> None:
-        if is_activity and not self.redraws and not self.is_due():
+    def show(self, line: str, activity: str = "") -> None:
+        if activity and not self.redraws and not self.is_due():
             return
         self.last_shown = time.monotonic()
         if not self.redraws:
             self._write(line + "\n")
             return
+        line = line[: shutil.get_terminal_size().columns - 1]  # a longer one could not be written over
         self._write("\r" + line.ljust(self.width))
         self.width = len(line)
 

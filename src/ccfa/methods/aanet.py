@@ -41,7 +41,7 @@ def aanet(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, 
 
 
 def resetting(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = True) -> Method:
-    """AANet on PODNet or AFC: a stable and a plastic branch.
+    """AANet on the method in its name, or on PODNet: a stable and a plastic branch.
 
     The head's learned scale starts at 1 again. This is the manner of the published code on PODNet.
 

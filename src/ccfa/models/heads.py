@@ -169,4 +169,5 @@ class Network(nn.Module):
 
 def flattened(state: Mapping[str, Tensor]) -> Tensor:
     """All weights and statistics of a `state_dict` as one vector, to compare or check them at once."""
-    return torch.cat([tensor.flatten() for tensor in state.values() if tensor.is_floating_point()])
+    parts = [tensor.flatten() for tensor in state.values() if tensor.is_floating_point()]
+    return torch.cat(parts) if parts else torch.empty(0)

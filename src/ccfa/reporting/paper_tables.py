@@ -109,7 +109,10 @@ def show_tables(wanted: Wanted, console: Console) -> None:
     """Print one table with our values beside the paper's, or an overview of all."""
     results = wanted_results(wanted)
     if not results:
-        console.print(f"There are no reports of finished runs in {wanted.results}.", soft_wrap=True)
+        place = wanted.results.resolve()
+        console.print(
+            f"There are no reports of finished runs in {place}. Our own are in the repository.", soft_wrap=True
+        )
     if wanted.name:
         table = wanted_table(wanted)
         console.print(_table_screen(table, results, wanted.orders))

@@ -236,7 +236,7 @@ def sweep(
         resolved, directory, report, error = outcome
         if directory.path in observing:  # not if the sweep was stopped before
             observing.pop(directory.path).close()
-        board.end(resolved.experiment.name, report is not None)
+        board.end(resolved.experiment.name, report is not None, isinstance(error, CcfaError))
         if isinstance(error, CcfaError):
             console.print(f"{directory.path.name}: {error}", soft_wrap=True)
         _show_page(directory, resolved, console, error)

@@ -117,9 +117,10 @@ class StatusLines:
 
     def estimate(self, seconds: float) -> None:
         """Say once how long it will take, unless it is a matter of seconds."""
-        if self.is_estimated:
-            return
-        self.is_estimated = True
+        with self.lock:
+            if self.is_estimated:
+                return
+            self.is_estimated = True
         if self.on_cpu and seconds >= TOO_LONG:
             self._print([too_long(seconds)])
         elif seconds >= WORTH_TELLING:
@@ -149,10 +150,10 @@ class Shown(Watch):
     def is_due(self) -> bool:
         return time.monotonic() - self.last_put >= self.pause
 
-    def show(self, line: str, is_activity: bool = False) -> None:
+    def show(self, line: str, activity: str = "") -> None:
         self.last_put = time.monotonic()
-        long = self.lines.redraws or line.partition(" · ")[2].startswith((COMPILING, WAITING))
-        self.lines.put(self.name, line, is_activity, at_once=is_activity and long)
+        at_once = bool(activity) and (self.lines.redraws or activity.startswith((COMPILING, WAITING)))
+        self.lines.put(self.name, line, bool(activity), at_once)
 
 
 class Display(Shown):
@@ -167,6 +168,7 @@ class Display(Shown):
     def __init__(self, resolved: Resolved, lines: StatusLines, name: str = "") -> None:
         work = [planned_work(resolved.method, resolved.train, stage) for stage in resolved.stages]
         super().__init__(work, lines, name)
+        self.told: tuple[int, str] | None = None  # the stage and phase whose end was shown
         self.other_rule = "nearest_mean" if rule_name(resolved.method.predict) == "logits" else "logits"
 
     def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
@@ -176,7 +178,10 @@ class Display(Shown):
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
         super().on_epoch(progress, losses, lr, seconds)
-        if not self.lines.redraws and not self.name and progress.epoch == progress.num_epochs - 1:
+        place = progress.stage.index, progress.phase  # told once: a phase may follow each epoch of another
+        is_last = progress.epoch == progress.num_epochs - 1 and place != self.told
+        if not self.lines.redraws and not self.name and is_last:
+            self.told = place
             self.lines.put(self.name, self.words(progress), at_once=True)
 
     def on_stage(self, stage: Stage, result: dict[str, Any]) -> None:
@@ -229,14 +234,14 @@ class Board(StatusLines):
             if images > 0 and seconds > 0:
                 self.seconds_per_image = seconds / images
 
-    def end(self, name: str, is_finished: bool) -> None:
-        """A run has ended."""
+    def end(self, name: str, is_finished: bool, has_failed: bool) -> None:
+        """A run has ended. One that was stopped is neither finished nor failed."""
         with self.lock:
             self.remove(name)
             self.left.pop(name, None)
             self.images.pop(name, None)
             self.num_done += is_finished
-            self.num_failed += not is_finished
+            self.num_failed += has_failed
 
     def seconds_left(self) -> float:
         """Estimate when the last run will end, each one beginning as soon as another has ended; NaN if unknown."""
@@ -247,7 +252,7 @@ class Board(StatusLines):
         ends = [0.0] * max(self.at_once - len(busy), 0) + busy
         for seconds in each.values():
             heapq.heapreplace(ends, ends[0] + seconds)
-        return max(ends, default=0.0)
+        return math.nan if any(map(math.isnan, ends)) else max(ends, default=0.0)
 
     def estimate(self, seconds: float) -> None:
         """Say once how long all runs will take."""
@@ -257,7 +262,8 @@ class Board(StatusLines):
         seconds = self.seconds_left()
         failed = f", {self.num_failed} failed" if self.num_failed else ""
         left = "" if math.isnan(seconds) else f", about {roughly(seconds)} left"
-        return [f"{self.num_done}/{self.num_runs} runs done{failed}{left}", *super().texts()]
+        head = [f"{self.num_done}/{self.num_runs} runs done{failed}{left}"] if self.num_runs else []
+        return [*head, *super().texts()]
 
 
 class SweepDisplay(Display):
@@ -267,17 +273,17 @@ class SweepDisplay(Display):
         super().__init__(resolved, board, name=resolved.experiment.name)
         self.board = board
 
-    def show(self, line: str, is_activity: bool = False) -> None:
+    def show(self, line: str, activity: str = "") -> None:
         work = self.work[self.num_done :]
         self.board.at_work(self.name, self.pace.images_left(work), self.pace.seconds_left(work, self.num_done))
-        super().show(line, is_activity)
+        super().show(line, activity)
 
 
 def too_long(seconds: float) -> str:
     """Return a warning that this takes days, and what to do."""
     return (
         f"warning: this will take about {roughly(seconds)} on this CPU. Use a GPU (see 'PyTorch for your machine' in "
-        f"docs/usage.md), or train for fewer epochs, for example with --epochs 10."
+        f"docs/start.md), or train for fewer epochs, for example with --epochs 10."
     )
 
 
