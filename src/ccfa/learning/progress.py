@@ -4,6 +4,7 @@ import math
 import shutil
 import sys
 import time
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -290,13 +291,13 @@ class Watch(Observer):
         self.pace = Pace()
         self.num_done = 0  # stages
 
+    @abstractmethod
     def is_due(self) -> bool:
         """Whether it is time to show another line."""
-        raise NotImplementedError
 
+    @abstractmethod
     def show(self, line: str, activity: str = "") -> None:
         """Show where the learner stands, or what else it does."""
-        raise NotImplementedError
 
     def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
         index = progress.stage.index
