@@ -492,17 +492,17 @@ def translated(features: list[Array], old_means: Array) -> list[Array]:
 
 
 def aligned_weights(weights: Array, num_old: int) -> Array:
-    """WA's: the new classes' rows times the old rows' mean norm over their own; rows without bias."""
+    """WA's: the new classes' rows times the old rows' mean norm over their own, at most 1; rows without bias."""
     norms = [float(np.sqrt(np.sum(row**2))) for row in weights]
-    gamma = np.mean(norms[:num_old]) / np.mean(norms[num_old:])
+    gamma = min(np.mean(norms[:num_old]) / np.mean(norms[num_old:]), 1.0)
     return np.array([row if c < num_old else gamma * row for c, row in enumerate(weights)])
 
 
 def separate_cross_entropy(logits: Array, labels: Labels, num_old: int) -> Array:
-    """-log softmax_y, where a row of a new class has new classes in its softmax alone."""
+    """-log softmax_y over the new classes for a row of a new class, and over the old ones for one of an old class."""
     losses = []
     for row, label in zip(logits, labels, strict=True):
-        competing = row if label < num_old else row[num_old:]
+        competing = row[:num_old] if label < num_old else row[num_old:]
         losses.append(np.log(np.sum(np.exp(competing))) - row[label])
     return np.array(losses)
 

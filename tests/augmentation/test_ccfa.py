@@ -10,7 +10,7 @@ from torch import nn
 import reference
 from ccfa.augmentation.ccfa import CCFA, cross_class_features
 from ccfa.augmentation.samples import Samples, classification_loss
-from ccfa.augmentation.targets import TARGETS, random_class
+from ccfa.augmentation.targets import TARGETS, random_class, target_rule
 from ccfa.errors import UsageError
 from ccfa.losses import cross_entropy, nca
 from ccfa.models.heads import CosineHead, Head, LinearHead, LocalSimilarityHead
@@ -144,6 +144,23 @@ def test_a_linear_head_sees_the_features_at_their_own_length():
         target = max((c for c in range(NUM_OLD) if c != label), key=lambda c: scores[c])
         gradient = reference.cross_entropy_gradient(4.0 * weights @ z, target) @ weights
         np.testing.assert_allclose(moved, z - 5.0 * 0.01 * np.sign(gradient), atol=1e-12)
+
+
+def test_features_stop_at_their_targets_on_request():
+    head, old_head = pair_of_heads(LinearHead(DIM, bias=False))
+    features, labels = random_batch()
+    parts = head, old_head, cross_entropy
+    whole, *_ = augment(features, labels, parts, count=1, steps=10, step_size=(0.05, 0.05))
+    stopped, pseudo, _ = augment(
+        features, labels, parts, count=1, steps=10, step_size=(0.05, 0.05), stop_at_target=True
+    )
+    paths = [augment(features, labels, parts, count=1, steps=n, step_size=(0.05, 0.05))[:2] for n in range(11)]
+    targets = target_rule("most-confident")(head(features), labels[:, None], NUM_OLD, 1, seeded(0)).classes[0]
+    for row in range(len(features)):
+        steps = next((n for n, (_, found) in enumerate(paths) if found[row] == targets[row]), 10)
+        torch.testing.assert_close(stopped[row], paths[steps][0][row])
+    assert (stopped != whole).any()
+    assert (pseudo == targets).sum() >= (paths[10][1] == targets).sum()
 
 
 def test_no_copies_and_no_previous_head_change_nothing():

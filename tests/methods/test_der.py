@@ -19,7 +19,7 @@ from ccfa.models import BACKBONES, Branches
 from toys import STAGES, begun, learned, moved_by, seeded, tiny
 
 DIM = 64  # of the small backbone
-WARM_UP, MAIN, BALANCED = range(3)
+WARM_UP, MAIN, CLASSIFIER = range(3)
 
 
 def prepared(stage=STAGES[1], phase=MAIN):
@@ -50,7 +50,7 @@ def test_each_phase_moves_its_own_parts():
     expected = {key for key in learner.network.state_dict() if not key.startswith(frozen)} - {"head.auxiliary.old"}
     for phase in (WARM_UP, MAIN):
         assert moved_by(learner, phase) == expected - {"head.scale", "head.auxiliary.scale"}
-    assert {key.split(".")[0] for key in moved_by(learner, BALANCED)} == {"head"}
+    assert {key.split(".")[0] for key in moved_by(learner, CLASSIFIER)} == {"head"}
 
 
 def test_only_the_newest_branch_and_the_heads_train():
@@ -87,8 +87,7 @@ def test_heads_start_anew_before_each_phase():
     assert started.abs().max() <= 1 / np.sqrt(2 * DIM)
     assert started.std() == pytest.approx(1 / np.sqrt(3 * 2 * DIM), rel=0.1)
     optimise(learner, main, MAIN)
-    balanced = learner.method.phases(STAGES[1])[BALANCED]
-    balanced.prepare(learner)
+    learner.method.phases(STAGES[1])[CLASSIFIER].prepare(learner)
     assert (head.weights != started).all()
     assert head.weights.abs().max() <= 1 / np.sqrt(2 * DIM)
     features = torch.randn(3, 2 * DIM)
@@ -115,11 +114,23 @@ def test_an_attack_leaves_the_newest_branch_alone():
     now.widen(2 * DIM)
     now.restart(1.0, seeded(3))
     samples = Samples.of(torch.randn(4, 2 * DIM, generator=seeded(4)), torch.tensor([0, 2, 3, 4]))
-    augmented = CCFA(count=2)(samples, now, old, cross_entropy, seeded(5))
+    augmented = CCFA(count=2, gradient_to_backbone=True)(samples, now, old, cross_entropy, seeded(5))
     made, sources = augmented.features[4:], samples.features.repeat(2, 1)
     torch.testing.assert_close(made[:, DIM:], sources[:, DIM:])
-    assert (made[:, :DIM] != sources[:, :DIM]).any(dim=1).all()
     assert torch.equal(augmented.labels[4:, 0], (made[:, :DIM] @ old.weights.T).argmax(dim=1))
+    assert augmented.weights[:, 0].tolist() == [1, 1, 1, 1, *[1, 1, 0, 0] * 2]  # columns of new classes contradict
+    lengths = sources[:, :DIM].norm(dim=1, keepdim=True)
+    moves = (made[:, :DIM] - sources[:, :DIM]) / lengths
+    low, high = CCFA().step_size_for(DIM)  # of the columns that move
+    assert moves.abs().max() <= 10 * high + 1e-6
+    one = CCFA(count=2, steps=1)(samples, now, old, cross_entropy, seeded(5)).features[4:]
+    steps = ((one - sources)[:, :DIM] / lengths).abs()
+    assert ((steps > low - 1e-6) & (steps < high + 1e-6)).all()
+
+
+def test_augmentations_leave_the_classifier_phase_alone():
+    later = split(100, 50, 10)[1]
+    assert der().phases(later)[CLASSIFIER].name not in CCFA().phases
 
 
 def test_branches_run_one_by_one_as_together():
@@ -135,10 +146,13 @@ def test_schedules_and_phases_left_out():
     assert [rising(epoch, 10) for epoch in (0, 4, 9)] == [0.1, 0.5, 1.0]
     first, later = split(100, 50, 10)[:2]
     names = [[phase.name for phase in der().phases(stage)] for stage in (first, later)]
-    assert names == [["warm-up", "main"], ["warm-up", "main", "balanced"]]
-    balanced = der().phases(later)[BALANCED]
-    rates = [balanced.lr * balanced.schedule(epoch, balanced.epochs) for epoch in (14, 15, 29, 30)]
-    assert rates == pytest.approx([0.05, 0.005, 0.005, 0.0005])
+    assert names == [["main"], ["warm-up", "main", "classifier"]]
+    phases = der().phases(first)[0], der().phases(later)[CLASSIFIER]
+    assert [phase.epochs for phase in phases] == [200, 50]
+    assert der().phases(later)[MAIN].epochs == 160
+    for phase, epochs in zip(phases, [(59, 60, 119, 120, 160), (14, 15, 29, 30, 49)], strict=True):
+        rates = [phase.schedule(epoch, phase.epochs) for epoch in epochs]
+        assert rates == pytest.approx([1, 0.1, 0.1, 0.01, 0.001 if phase.epochs == 200 else 0.01])
     short = der(warmup_epochs=0, balanced_epochs=0, memory=0)
     assert [phase.name for phase in short.phases(later)] == ["main"]
     with pytest.raises(UsageError, match="exemplars"):

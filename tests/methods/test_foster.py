@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import reference
+from ccfa.augmentation import CCFA, Samples
 from ccfa.errors import UsageError
 from ccfa.learning import step as step_module
 from ccfa.learning.loop import set_modes
@@ -111,6 +112,18 @@ def test_one_backbone_is_left_after_a_stage():
 def test_the_previous_network_is_not_run(monkeypatch):
     monkeypatch.setattr(step_module, "frozen_features", None)
     learned(tiny("foster", epochs=1), 2)
+
+
+def test_an_attack_moves_rows_of_old_classes_in_the_old_branch():
+    old, now = BoostedHead(DIM, beta=0.94), BoostedHead(DIM, beta=0.94)
+    old.grow(2, seeded(0))
+    now.grow(2, seeded(0))
+    now.grow(2, seeded(1))
+    samples = Samples.of(torch.randn(4, 2 * DIM, generator=seeded(4)), torch.tensor([0, 1, 2, 3]))
+    augmented = CCFA(count=1)(samples, now, old.eval(), cross_entropy, seeded(5))
+    torch.testing.assert_close(augmented.features[4:, DIM:], samples.features[:, DIM:])
+    assert (augmented.features[4:, :DIM] != samples.features[:, :DIM]).any(dim=1).all()
+    assert augmented.weights[4:, 0].tolist() == [1, 1, 0, 0]
 
 
 def test_weights_act_in_the_classification_loss_alone():

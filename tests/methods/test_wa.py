@@ -72,6 +72,8 @@ def grown(make) -> LinearHead:
 @pytest.mark.parametrize("bias", [True, False])
 def test_alignment_as_the_reference(bias):
     head = grown(partial(LinearHead, bias=bias))
+    with torch.no_grad():
+        head.new *= 10
     before = head.weights.detach().numpy()
     align_weights(head)
     after = head.weights.detach()
@@ -83,22 +85,34 @@ def test_alignment_as_the_reference(bias):
     torch.testing.assert_close(head.weights.detach(), after, rtol=1e-12, atol=0)
 
 
-def test_weights_of_zero_are_left_alone():
+@pytest.mark.parametrize("factor", [0.0, 0.01])
+def test_small_weights_are_not_enlarged(factor):
     head = grown(LinearHead)
     with torch.no_grad():
-        head.new.zero_()
+        head.new *= factor
+    before = head.new.detach().clone()
     align_weights(head)
-    assert not head.new.any()
+    assert torch.equal(head.new, before)
+
+
+@pytest.mark.parametrize("stage", STAGES[:2])
+def test_weights_are_aligned_after_later_stages(stage):
+    learner = begun(tiny("wa", epochs=1), stage)
+    head, (term,) = learner.network.head, learner.terms
+    with torch.no_grad():
+        head.new *= 10
+    before = head.weights.detach().double().numpy()
+    term.conclude(learner)
+    expected = reference.aligned_weights(before[:, :-1], 2) if stage.index else before[:, :-1]  # nothing is old yet
+    np.testing.assert_allclose(head.weights.detach()[:, :-1], expected, rtol=1e-5)
 
 
 def test_aligned_weights_predict_and_teach():
     plain, aligned = (learned(tiny("wa", epochs=1, align=align), 2) for align in (False, True))
-    before, after = (learner.network.head.weights.detach().double().numpy() for learner in (plain, aligned))
-    np.testing.assert_allclose(after[:, :-1], reference.aligned_weights(before[:, :-1], 2), rtol=1e-5)
-    assert not np.allclose(after, before)
-    assert torch.equal(aligned.previous.head.weights, aligned.network.head.weights)
-    first = [learned(tiny("wa", epochs=1, align=align), 1).network.head.weights for align in (False, True)]
-    assert torch.equal(*first)  # nothing is old yet
+    before = plain.network.head.weights.detach().double().numpy()
+    after = aligned.network.head.weights
+    np.testing.assert_allclose(after.detach()[:, :-1], reference.aligned_weights(before[:, :-1], 2), rtol=1e-5)
+    assert torch.equal(aligned.previous.head.weights, after)
 
 
 def test_weights_are_not_negative_after_any_step():
@@ -120,17 +134,18 @@ def test_weights_are_not_negative_after_any_step():
     assert learner.network.head.weights.sum(dim=1).min() > 0
 
 
-def test_new_classes_compete_among_themselves():
+def test_old_and_new_classes_compete_among_themselves():
     head = grown(SeparateLinearHead)
     features, labels = torch.randn(6, 4, generator=seeded(1)).double(), torch.tensor([0, 1, 2, 3, 4, 3])
     plain = LinearHead.forward(head, features)
     losses = torch.nn.functional.cross_entropy(head(features, labels), labels, reduction="none")
     expected = reference.separate_cross_entropy(plain.detach().numpy(), labels.numpy(), 3)
     np.testing.assert_allclose(losses.detach(), expected, rtol=1e-12)
-    losses[3:].sum().backward()
-    assert not head.old.grad.any()
-    assert head.new.grad.isfinite().all()
-    assert head.new.grad.any()
+    for rows, moved, still in ((slice(3), head.old, head.new), (slice(3, None), head.new, head.old)):
+        of_moved, of_still = torch.autograd.grad(losses[rows].sum(), (moved, still), retain_graph=True)
+        assert of_moved.isfinite().all()
+        assert of_moved.any()
+        assert not of_still.any()
     assert torch.equal(head(features), plain)
     assert torch.equal(head.eval()(features, labels), plain)  # CCFA attacks the frozen head with labels
 

@@ -40,6 +40,8 @@ class CCFA:
         start: Attack from the features Z_k or from Gaussian noise, N(0, I).
         target: The rule for target classes: most-confident, least-confident, random, own-label, balanced-K or
             balanced-K-logits.
+        stop_at_target: Stop moving a feature as soon as the old head takes it for its target. A linear head, whose
+            gradient never vanishes, otherwise moves it far beyond.
         gradient_to_backbone: Let the gradient of augmented features reach the backbone.
         weight: The weight of an augmented row in L_cls; a real row has a weight of 1.
         backbone_weight: The weight of the real rows' mean loss in the backbone's gradient; if None, their share of
@@ -58,6 +60,7 @@ class CCFA:
     step_size: tuple[float, float] | None = None
     start: Literal["feature", "noise"] = "feature"
     target: str = "most-confident"
+    stop_at_target: bool = False
     gradient_to_backbone: bool = False
     weight: float = 1.0
     backbone_weight: float | None = None
@@ -116,13 +119,20 @@ class CCFA:
         generator: Generator | None,
         rule: TargetRule,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Z'_k, Y_pseudo and their weights: choose targets, attack the old head, label by the old head."""
-        with full_precision(features.device):  # a sign must not depend on rounding to 16 bits
-            source = features.detach().to(torch.promote_types(features.dtype, torch.float32))
-            norm = source.norm(dim=1, keepdim=True)  # 1 for heads that normalise; others keep their own scale
-            with torch.no_grad():
-                targets = rule(head(source), labels, num_old, self.count, generator)
+        """Z'_k, Y_pseudo and their weights: choose targets, attack the old head, label by the old head.
 
+        Where features have become wider than the old head, with the columns of a newer backbone, those stay as they
+        are. They would contradict the pseudo-label of a new class's row, so such a row gets a weight of 0.
+        """
+        with full_precision(features.device):  # a sign must not depend on rounding to 16 bits
+            whole = features.detach().to(torch.promote_types(features.dtype, torch.float32))
+            with torch.no_grad():
+                targets = rule(head(whole), labels, num_old, self.count, generator)
+            valid = targets.valid.flatten()
+            source, newer = whole.tensor_split([old_head.dim if isinstance(old_head, Head) else whole.shape[1]], dim=1)
+            if newer.shape[1]:
+                valid = valid & (labels < num_old).all(dim=1).repeat(self.count)
+            norm = source.norm(dim=1, keepdim=True)  # 1 for heads that normalise; others keep their own scale
             copies = (source / norm.clamp(min=1e-12)).repeat(self.count, 1)
             norms = norm.repeat(self.count, 1)
             if self.start == "noise":
@@ -131,11 +141,15 @@ class CCFA:
             draws = torch.rand(len(copies), 1, generator=generator, device=copies.device, dtype=copies.dtype)
             alpha = low + (high - low) * draws
             chosen = targets.classes.flatten()
-            attacked, pseudo_labels = attack(old_head, criterion, copies, norms, chosen, alpha, self.steps)
+            attacked, pseudo_labels = attack(
+                old_head, criterion, copies, norms, chosen, alpha, self.steps, self.stop_at_target
+            )
+            if newer.shape[1]:
+                attacked = torch.cat([attacked, newer.repeat(self.count, 1)], dim=1)
         if self.gradient_to_backbone and self.start == "feature":
             # z' = z + constant: the attack itself is not differentiated.
-            attacked = features.repeat(self.count, 1) + (attacked - source.repeat(self.count, 1))
-        return attacked.to(features.dtype), pseudo_labels, targets.valid.flatten().to(features.dtype)
+            attacked = features.repeat(self.count, 1) + (attacked - whole.repeat(self.count, 1))
+        return attacked.to(features.dtype), pseudo_labels, valid.to(features.dtype)
 
 
 def scale_gradient(features: Tensor, factor: Tensor) -> Tensor:
@@ -158,6 +172,7 @@ def cross_class_features(
     step_size: tuple[float, float] | None = None,
     target: str | TargetRule = "most-confident",
     start: Literal["feature", "noise"] = "feature",
+    stop_at_target: bool = False,
     gradient_to_backbone: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Augmented features Z'_k for any training loop.
@@ -175,6 +190,7 @@ def cross_class_features(
         step_size: The range of alpha; if None, the paper's, which depends on dim.
         target: A rule by name, as `CCFA` takes it, or a function.
         start: Attack from the features or from Gaussian noise.
+        stop_at_target: Stop moving a feature as soon as the old head takes it for its target.
         gradient_to_backbone: Let gradients of the augmented features reach `features`.
 
     Returns:
@@ -198,7 +214,9 @@ def cross_class_features(
     if not isinstance(old_head, Head):
         old_head = _with_outputs(old_head, "old_head", num_old, exactly=True)
     head = _with_outputs(head, "head", num_old)
-    options = CCFA(count, steps, step_size, start, gradient_to_backbone=gradient_to_backbone)
+    options = CCFA(
+        count, steps, step_size, start, stop_at_target=stop_at_target, gradient_to_backbone=gradient_to_backbone
+    )
     return options.augment(features, labels[:, None], head, old_head, criterion, num_old, generator, rule)
 
 
@@ -223,6 +241,7 @@ def attack(
     targets: Tensor,
     alpha: Tensor,
     steps: int,
+    stop_at_target: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Push features towards target classes: z^{n+1} = z^n - alpha sign(grad l_cls(g_{k-1}(z^n), Y_target)).
 
@@ -234,15 +253,19 @@ def attack(
         targets: Y_target (N,).
         alpha: The step size of each feature (N, 1).
         steps: N.
+        stop_at_target: Whether a feature stays where it is once g_{k-1} takes it for its target.
 
     Returns:
         Z' = z^N * norms, and Y_pseudo = argmax g_{k-1}(Z').
     """
-    if done := _by_kernel(old_head, criterion, start, targets, alpha, steps):
+    done = None if stop_at_target else _by_kernel(old_head, criterion, start, targets, alpha, steps)
+    if done:
         return done[0] * norms, done[1]
     z = start
     for _ in range(steps):
-        z = z - alpha * _gradient(old_head, criterion, z * norms, targets).sign()
+        gradient, predicted = _gradient(old_head, criterion, z * norms, targets)
+        step = alpha * gradient.sign()
+        z = z - (step * (predicted != targets)[:, None] if stop_at_target else step)
     with torch.no_grad():
         attacked = z * norms
         return attacked, old_head(attacked).argmax(dim=1)
@@ -262,9 +285,12 @@ def _by_kernel(
     return None
 
 
-def _gradient(old_head: Scorer | Head, criterion: Criterion, features: Tensor, targets: Tensor) -> Tensor:
+def _gradient(
+    old_head: Scorer | Head, criterion: Criterion, features: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of l_cls with respect to the features, and the classes that the head gives them."""
     with torch.enable_grad():
         features = features.detach().requires_grad_()
         logits = old_head(features, targets) if isinstance(old_head, Head) else old_head(features)
         (gradient,) = torch.autograd.grad(criterion(logits, targets).sum(), features)
-    return gradient
+    return gradient, logits.detach().argmax(dim=1)

@@ -15,11 +15,13 @@ from ccfa.methods.parts import Phases, Steps, balanced_exemplars, class_blocks, 
 from ccfa.models import Branches, LinearHead, Network
 
 
-@register_method("der", Recipe("resnet18-cifar"))
+@register_method("der", Recipe("resnet18-cifar", epochs=200))
 def der(
     recipe: Recipe,
     *,
-    milestones: tuple[float, ...] = (0.625, 0.75),
+    milestones: tuple[float, ...] = (60 / 200, 120 / 200, 160 / 200),
+    later_share: float = 160 / 200,
+    later_milestones: tuple[float, ...] = (100 / 160, 120 / 160),
     warmup_epochs: int = 10,
     lambda_auxiliary: float = 1.0,
     balanced_epochs: int = 50,
@@ -30,11 +32,13 @@ def der(
 ) -> Method:
     """DER without pruning: one more backbone per stage.
 
-    The earlier backbones are frozen, and a head reads all of them. The warm-up comes before the `epochs` of the main
-    phase. After the main phase the head is trained anew, on balanced exemplars. With 0 epochs a phase is left out.
+    The earlier backbones are frozen, and a head reads all of them. From stage 1 on, a warm-up comes before the main
+    phase, and after it the head is trained anew, on balanced exemplars. With 0 epochs a phase is left out.
 
     Args:
         milestones: Fractions of the epochs at which the learning rate is divided by 10.
+        later_share: The main phase of stages after the first has this many times `epochs`.
+        later_milestones: The milestones of stages after the first.
         warmup_epochs: Epochs before the main phase in which the learning rate rises.
         lambda_auxiliary: The weight of the newest backbone's own loss.
         balanced_epochs: Epochs of the balanced phase, in which the head is trained anew.
@@ -43,11 +47,14 @@ def der(
         temperature: Logits are divided by it in the balanced phase and afterwards.
         memory: Exemplars kept per class.
     """
-    main = recipe.phase(Steps(milestones), parameters=trainable, prepare=FreshHead("main"))
+    first = recipe.phase(Steps(milestones))
+    main = recipe.phase(Steps(later_milestones), parameters=trainable, prepare=FreshHead("main"))
+    main = replace(main, epochs=round(later_share * recipe.epochs))
     warmup = replace(main, name="warm-up", epochs=warmup_epochs, schedule=rising, prepare=FreshHead("warm-up"))
-    balanced = replace(
+    # Not called "balanced", so that feature augmentations leave it alone: their samples would make it unbalanced.
+    classifier = replace(
         main,
-        name="balanced",
+        name="classifier",
         epochs=balanced_epochs,
         lr=balanced_lr,
         rows=balanced_exemplars,
@@ -55,16 +62,15 @@ def der(
         schedule=Steps(balanced_milestones),
         train_batch_norm=False,
         use_terms=False,
-        prepare=FreshHead("balanced", temperature),
+        prepare=FreshHead("classifier", temperature),
     )
-    first = tuple(phase for phase in (warmup, main) if phase.epochs)
     return Method(
         name="der",
         transforms=recipe.transforms,
         backbone=recipe.builder,
         head=WideningHead,
         criterion=cross_entropy,
-        phases=Phases(first, later=(*first, balanced) if balanced_epochs else first),
+        phases=Phases(*(tuple(one for one in part if one.epochs) for part in ((first,), (warmup, main, classifier)))),
         shape_network=add_branches,
         terms=(partial(NewestBranchLoss, lambda_auxiliary),),
         memory=Budget(per_class=memory),

@@ -189,7 +189,9 @@ class ReadOut(Term):
     def learn_more(self, head: Head, embeddings: Tensor, labels: Tensor) -> None:
         """Learn from more images of classes that the head knows, without a new stage.
 
-        The result is the same as if the images had been there in the classes' own stage. A ridge that was chosen stays.
+        The result is the same as if the images had been there in the classes' own stage, but for two things. A ridge
+        that was chosen stays. Where classes are balanced, the earlier images of a class keep their weight of 1 over
+        their number, and the new ones get 1 over the number of all, so such a class counts somewhat more than others.
 
         Args:
             head: The head of the network, whose classes are computed anew.

@@ -172,9 +172,9 @@ def first_and_later(
 
 
 class SeparateLinearHead(LinearHead):
-    """A linear head whose new classes compete with each other alone while it trains.
+    """A linear head whose new classes, and whose old ones, compete with each other alone while it trains.
 
-    In L_cls, a sample of a new class has minus infinity at all old classes. One of an old class sees every class.
+    In L_cls, a sample of a new class has minus infinity at all old classes, and one of an old class at all new ones.
     """
 
     def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -182,7 +182,7 @@ class SeparateLinearHead(LinearHead):
         if labels is None or not self.training:
             return logits
         is_old = torch.arange(self.num_classes, device=labels.device) < len(self.old)
-        return logits.masked_fill(is_old & (labels[:, None] >= len(self.old)), float("-inf"))
+        return logits.masked_fill(is_old != (labels[:, None] < len(self.old)), float("-inf"))
 
 
 def is_frozen(method: Method, stage: Stage) -> bool:

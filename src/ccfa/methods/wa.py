@@ -42,7 +42,7 @@ def wa(
         later_milestones: The milestones of stages after the first.
         later_weight_decay: The weight decay of stages after the first.
         temperature: The temperature of the distillation.
-        align: Scale the new classes' weights to the norm of the old ones after each stage.
+        align: Scale the new classes' weights down to the norm of the old ones after each stage.
         nonnegative: Clamp the head's weights at 0 after each step and leave out its bias, as the paper says.
         memory: Exemplars kept per class.
     """
@@ -116,7 +116,7 @@ class AlignedDistillation(OldLogitDistillation):
 def align_weights(head: Head) -> None:
     """Multiply the new classes' weights by gamma = mean norm of old weights / mean norm of new ones; biases stay.
 
-    New weights that are all 0, which have no direction to scale, stay too.
+    gamma is at most 1: it takes a preference for new classes away and never adds one.
     """
     old, new = head.old[:, : head.dim].norm(dim=1).mean(), head.new[:, : head.dim].norm(dim=1).mean()
-    head.new[:, : head.dim] *= torch.where(new > 0, old / new, 1.0)
+    head.new[:, : head.dim] *= torch.where(new > old, old / new, 1.0)
