@@ -13,23 +13,26 @@ import os
 import secrets
 import stat
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor, uint8
 
-from ccfa.errors import DataError, ModelError, ResourceError
+from ccfa.errors import DataError, LockedError, ModelError, Notice, ResourceError
 
 TEXT_LIMIT = 2**27  # bytes of a JSON file or a log
 TENSOR_LIMIT = 2**36  # a checkpoint holds four networks, of which one may have gigabytes
 CAN_REFUSE_LINKS = hasattr(os, "O_NOFOLLOW")  # Windows cannot, nor can it flush what is open for reading
 NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
 CAREFULLY: int = os.O_RDONLY | sum(getattr(os, f"O_{name}", 0) for name in ("CLOEXEC", "NONBLOCK", "NOCTTY", "BINARY"))
+LOCK = ".lock"
 STALE_SECONDS = 3600  # a temporary file that was not written to for so long has no writer any more
 
 
@@ -59,7 +62,10 @@ def read_regular(path: Path, limit: int, flags: int = 0) -> bytes:
 def open_regular(path: Path, flags: int = 0) -> Iterator[tuple[int, int]]:
     """Open a regular file for reading and yield its descriptor and its size; errors are as those of `read_regular`."""
     try:
-        descriptor = os.open(path, CAREFULLY | flags)
+        try:
+            descriptor = os.open(path, CAREFULLY | flags)
+        except ValueError as error:
+            raise DataError("cannot be read: no file can have this name") from error
         try:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode):
@@ -142,6 +148,38 @@ def require_place(path: Path) -> None:
             return
         existing = next(folder for folder in (whole, *whole.parents) if folder.exists())
         os.rmdir(tempfile.mkdtemp(prefix=".ccfa-", dir=existing))
+
+
+def require_plain(path: Path) -> None:
+    """Refuse a link, which leads outside of the directory, and a pipe, for which a writer would wait forever."""
+    if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
+        raise ModelError(f"{path} is a symbolic link, a pipe or a device. Remove it.")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder against other processes, which get a LockedError; the lock ends with the process."""
+    require_plain(folder / LOCK)
+    lock = filelock.FileLock(folder / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        holder = ""
+        with suppress(ModelError, KeyError):
+            status = read_json(folder / "status.json")
+            holder = f" ({status['pid']} on {status['host']})"
+        raise LockedError(
+            f"{folder} is being written by another process{holder}. Wait for it, or use another --out."
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
+            raise ResourceError(f"Could not lock {folder}: {error.strerror}.") from error
+        message = f"The file system of {folder} has no locks ({error.strerror}): start nothing else there."
+        warnings.warn(Notice(message), stacklevel=2)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -1,13 +1,16 @@
 """The cache of decoded photos: when it is used, when it is not, and what is in it."""
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from ccfa.data import Framing, cache, cache_folder, decode_files, decoding, load
+from ccfa.data import Framing, cache, cache_folder, decode_files, decoding, load, read_photos
+from ccfa.files import read_tensors
 from zoo import write_class, write_noise
 
 SMALL = Framing(8)
@@ -53,22 +56,40 @@ def test_second_time_nothing_is_decoded(paths, place, decoded):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "names"),
     [
-        lambda paths: write_noise(paths[0].parent, 1, seed=9),
-        lambda paths: os.utime(paths[0], ns=(1, 1)),
-        lambda paths: paths[0].write_bytes(paths[1].read_bytes()),
-        lambda paths: paths.reverse(),
-        lambda paths: paths.pop(),
+        (lambda paths: write_noise(paths[0].parent, 1, seed=9), ["0.png"]),
+        (lambda paths: os.utime(paths[0], ns=(1, 1)), ["0.png"]),
+        (lambda paths: paths[0].write_bytes(paths[1].read_bytes()), ["0.png"]),
+        (lambda paths: paths.insert(1, shutil.copy(paths[0], paths[0].with_name("new.png"))), ["new.png"]),
+        (lambda paths: paths.reverse(), []),
+        (lambda paths: paths.pop(0), []),
     ],
 )
-def test_any_change_is_decoded_anew(change, paths, place, decoded):
+def test_only_what_changed_is_decoded_anew(change, names, paths, place, decoded):
     decode_files(paths, SMALL, place)
     change(paths)
     decoded.clear()
     images = decode_files(paths, SMALL, place).images
-    assert sorted(decoded) == sorted(path.name for path in paths)
+    assert decoded == names
     np.testing.assert_array_equal(images, decode_files(paths, SMALL).images)
+    decoded.clear()
+    decode_files(paths, SMALL, place)
+    assert decoded == []
+    assert len(entries(place)) == 1
+
+
+def test_a_folder_grows_class_by_class(tmp_path, place, decoded, monkeypatch):
+    """Only the new class is decoded, no image is stored twice, and many classes share few entries."""
+    monkeypatch.setattr(cache, "ENTRIES", 3)
+    for number in range(12):
+        write_noise(tmp_path / "photos" / f"class {number:02}", 2, seed=number)
+        decoded.clear()
+        images = read_photos(tmp_path / "photos", SMALL, cache=place).images.images
+        assert decoded == ["0.png", "1.png"]
+    assert sum(len(read_tensors(path)[0]["images"]) for path in entries(place)) == 24
+    assert len(entries(place)) <= 3
+    assert torch.equal(images, read_photos(tmp_path / "photos", SMALL).images.images)
 
 
 def test_a_replaced_file_with_its_old_times_is_noticed(paths, place):
@@ -127,16 +148,25 @@ def test_damage_is_decoded_anew_and_repaired(damage, paths, place, decoded):
     assert (len(decoded), entry.read_bytes()) == (4, content)
 
 
-def test_an_entry_under_another_name_is_not_used(paths, place):
-    decode_files(paths[:2], SMALL, place)
+def single_files(folder):
+    """Files of folders that have entries of their own."""
+    paths = [write_noise(folder / str(seed), 1, seed) / "0.png" for seed in range(40)]
+    names = {next(iter(cache.entries_of([path], ""))): path for path in paths}
+    return list(names.values())
+
+
+def test_an_entry_under_another_name_is_not_used(tmp_path, place):
+    one, other = single_files(tmp_path / "photos")[:2]
+    decode_files([one], SMALL, place)
     (first,) = entries(place)
-    decode_files(paths[2:], SMALL, place)
+    decode_files([other], SMALL, place)
     (second,) = set(entries(place)) - {first}
     first.write_bytes(second.read_bytes())
-    np.testing.assert_array_equal(decode_files(paths[:2], SMALL, place).images, decode_files(paths[:2], SMALL).images)
+    np.testing.assert_array_equal(decode_files([one], SMALL, place).images, decode_files([one], SMALL).images)
 
 
-def test_least_recently_used_entries_are_removed(paths, place, monkeypatch, decoded):
+def test_least_recently_used_entries_are_removed(tmp_path, place, monkeypatch, decoded):
+    paths = single_files(tmp_path / "photos")[:4]
     for number, path in enumerate(paths[:3]):
         decode_files([path], SMALL, place)
         os.utime(max(entries(place), key=lambda entry: entry.stat().st_mtime_ns), (number, number))
@@ -145,14 +175,16 @@ def test_least_recently_used_entries_are_removed(paths, place, monkeypatch, deco
     monkeypatch.setattr(cache, "LIMIT", 3 * entries(place)[0].stat().st_size)
     decode_files([paths[3]], SMALL, place)
     decoded.clear()
-    for path in (paths[0], paths[2], paths[3], paths[1]):
+    for path in (paths[0], paths[2], paths[3]):
         decode_files([path], SMALL, place)
-    assert decoded == [paths[1].name]
+    assert decoded == []
+    decode_files([paths[1]], SMALL, place)
+    assert len(decoded) == 1
     assert (place / "mine.safetensors").exists()
 
 
 def test_too_large_images_are_not_kept(paths, place, monkeypatch):
-    monkeypatch.setattr(cache, "ENTRY_LIMIT", 4 * 3 * 8 * 8 - 1)
+    monkeypatch.setattr(cache, "FILES_LIMIT", 4 * 3 * 8 * 8 - 1)
     decode_files(paths, SMALL, place)
     assert not place.exists()
     decode_files(paths[:3], SMALL, place)
@@ -189,3 +221,6 @@ def test_folders_are_loaded_by_way_of_the_cache(paths, place, monkeypatch, decod
     second = load(paths[0].parent, image_size=8)
     assert decoded == []
     assert [one.fingerprint for one in first] == [one.fingerprint for one in second]
+    shutil.rmtree(place)
+    assert [one.fingerprint for one in load(paths[0].parent, image_size=8)] == [one.fingerprint for one in first]
+    assert len(decoded) == 6

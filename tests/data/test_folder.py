@@ -128,11 +128,26 @@ def test_folders_inside_classes_are_read_when_asked(photos):
     assert len(train) + len(test) == 17
 
 
-def test_a_class_of_folders_only_says_what_to_do(tmp_path):
-    write_noise(tmp_path / "ant" / "inner", 2, seed=0)
-    with pytest.raises(DataError, match=r"(?s)'ant'.*ant/inner is a folder.*--recursive"):
+def test_a_class_of_folders_only_says_what_to_do(photos):
+    write_noise(photos / "dog" / "inner", 2, seed=9)
+    with pytest.raises(DataError, match=r"(?s)'dog'.*dog/inner is a folder.*--recursive"):
+        load(photos, skip_bad=True)
+    assert len(load(photos, recursive=True)[0]) == 13
+
+
+def test_a_root_too_high_names_those_that_may_be_meant(tmp_path):
+    for seed, (part, name) in enumerate(product(("first", "second"), ("ant", "bee", "cat"))):
+        write_noise(tmp_path / part / name, 2, seed)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "first" / "unreadable.db").touch()
+    with pytest.raises(DataError, match=f"{tmp_path} is one level too high") as caught:
         load(tmp_path, skip_bad=True)
-    assert len(load(tmp_path, recursive=True)[0]) == 1
+    told = str(caught.value)
+    assert f"{tmp_path / 'first'}, {tmp_path / 'second'}." in told
+    assert (told.count("--recursive"), "notes" in told, "ant" in told) == (1, False, False)
+    shutil.rmtree(tmp_path / "notes")
+    assert load(tmp_path, recursive=True, skip_bad=True)[0].class_names == ("first", "second")
+    assert load(tmp_path / "second")[0].class_names == ("ant", "bee", "cat")
 
 
 def test_links_in_circles_end(tmp_path):
@@ -185,14 +200,21 @@ def test_findings_name_everything(photos):
     assert len(lines) == 7
 
 
-def test_images_are_found_under_any_path(photos):
+def test_copies_are_said_to_be_used_as_they_are(photos):
+    """By a run, both; tests/deployment/test_updating.py has `ccfa learn`, which uses one."""
+    shutil.copy(photos / "ant" / "0.png", photos / "ant" / "again.png")
+    (said,) = [line for line in read_photos(photos).findings() if "again.png" in line]
+    assert "`ccfa learn` uses one copy, `ccfa run` both" in said
+    train, test, _ = load(photos)
+    assert (train.labels.bincount() + test.labels.bincount()).tolist() == [6, 5, 5]
+
+
+def test_images_are_found_in_all_folders(photos):
     write_class(photos / "ant", {"notes.txt": b"x", ".hidden": b"x", "b.JPG": b"x"})
     (photos / "top.png").touch()
     names = [str(path.relative_to(photos)) for path in find_images(photos)]
     ant, bee, train = ([f"{name}/{number}.png" for number in range(5)] for name in ("ant", "bee", "train"))
     assert names == [*ant, "ant/b.JPG", *bee, "top.png", *train]
-    assert find_images(photos, recursive=False) == [photos / "top.png"]
-    assert find_images(photos / "top.png") == [photos / "top.png"]
     (photos / "empty").mkdir()
     for path in (photos / "nowhere", photos / "empty"):
         with pytest.raises(DataError, match=path.name):

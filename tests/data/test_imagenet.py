@@ -1,6 +1,8 @@
 """ImageNet: its lists of classes, the layout, the published settings, and a run from photos to a report."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +95,17 @@ def test_settings_are_the_published_ones(method, expected):
     large = build_method(method, "imagenet1000").phases(LATER)
     assert large[0].weight_decay == 1e-4
     assert len(large) == 2, "UCIR has a balanced phase on ImageNet-1000 only"
+
+
+def test_the_options_of_the_papers_text_are_accepted(call, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs/imagenet.md").read_text()
+    (options,) = re.findall("as the paper's text has it, add `(--set .*)`", page)
+    asked = []
+    monkeypatch.setattr("ccfa.reporting.showing.run", lambda experiment, *others, **named: asked.append(experiment))
+    code, _, errors = call("run", "podnet", "--ccfa", "--data", "imagenet100", *options.split())
+    assert code == 0, errors
+    main, balanced = experiment_method(asked[0]).phases(LATER)
+    assert (main.batch_size, main.lr, balanced.batch_size, balanced.lr) == (128, 0.1, 128, 0.02)
 
 
 def test_ccfa_makes_one_feature_per_image():

@@ -1,11 +1,12 @@
 """AutoAugment, TrivialAugment and Cutout: pixel for pixel what torchvision does with Pillow images."""
 
+import importlib
 import math
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image
 
 from ccfa.data import CIFAR100_UCIR, Transforms
 from ccfa.data.policies import OPERATIONS, POLICIES, autoaugment, cut_out, draw_operations, operated, trivial
@@ -13,30 +14,22 @@ from ccfa.errors import UsageError
 from ccfa.experiments import Experiment
 from ccfa.experiments.experiment import experiment_method
 from ccfa.methods import METHODS
+from timm_models import torchvision_or_skip
 from toys import TOY, seeded
 
 
-def moved(picture, *matrix):
-    return picture.transform(picture.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
+@pytest.fixture(scope="module")
+def torchvision():
+    """torchvision's policies."""
+    torchvision_or_skip()
+    return importlib.import_module("torchvision.transforms.autoaugment")
 
 
-WITH_PILLOW = {  # as torchvision's transforms call it
-    "identity": lambda picture, _: picture,
-    "shear-x": lambda picture, magnitude: moved(picture, 1, math.tan(math.atan(magnitude)), 0, 0, 1, 0),
-    "shear-y": lambda picture, magnitude: moved(picture, 1, 0, 0, math.tan(math.atan(magnitude)), 1, 0),
-    "translate-x": lambda picture, magnitude: moved(picture, 1, 0, -int(magnitude), 0, 1, 0),
-    "translate-y": lambda picture, magnitude: moved(picture, 1, 0, 0, 0, 1, -int(magnitude)),
-    "rotate": lambda picture, magnitude: picture.rotate(magnitude),
-    "brightness": lambda picture, magnitude: ImageEnhance.Brightness(picture).enhance(1 + magnitude),
-    "color": lambda picture, magnitude: ImageEnhance.Color(picture).enhance(1 + magnitude),
-    "contrast": lambda picture, magnitude: ImageEnhance.Contrast(picture).enhance(1 + magnitude),
-    "sharpness": lambda picture, magnitude: ImageEnhance.Sharpness(picture).enhance(1 + magnitude),
-    "posterize": lambda picture, magnitude: ImageOps.posterize(picture, int(magnitude)),
-    "solarize": ImageOps.solarize,
-    "auto-contrast": lambda picture, _: ImageOps.autocontrast(picture),
-    "equalize": lambda picture, _: ImageOps.equalize(picture),
-    "invert": lambda picture, _: ImageOps.invert(picture),
-}
+def named_there(name):
+    """An operation's name in torchvision, such as TranslateX."""
+    return "".join(word.capitalize() for word in name.split("-"))
+
+
 SIGNED = [
     name for name in OPERATIONS if name.startswith(("shear", "translate", "rotate", "bright", "col", "con", "sh"))
 ]
@@ -65,15 +58,17 @@ def magnitudes(name, height, width):
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("shape", [(3, 32, 32), (3, 5, 8), (1, 2, 3)], ids=str)
-def test_operations_are_pillows(name, shape):
+def test_operations_are_torchvisions(torchvision, name, shape):
     strengths = magnitudes(name, *shape[1:])
     images = pictures(*shape).repeat(len(strengths), 1, 1, 1)
     each = torch.tensor(strengths, dtype=torch.float64).repeat_interleave(6)
     results = OPERATIONS[name](images, each).permute(0, 2, 3, 1).numpy()
     for found, image, strength in zip(results, images.permute(0, 2, 3, 1).numpy(), each.tolist(), strict=True):
         picture = Image.fromarray(image.squeeze(2) if shape[0] == 1 else image)
-        expected = np.asarray(WITH_PILLOW[name](picture, strength)).reshape(found.shape)
-        np.testing.assert_array_equal(found, expected, err_msg=f"magnitude {strength}")
+        nearest = torchvision.InterpolationMode.NEAREST
+        expected = torchvision._apply_op(picture, named_there(name), strength, nearest, None)
+        message = f"magnitude {strength}"
+        np.testing.assert_array_equal(found, np.asarray(expected).reshape(found.shape), err_msg=message)
 
 
 def test_each_image_gets_its_operations_in_turn():
@@ -87,16 +82,30 @@ def test_each_image_gets_its_operations_in_turn():
         assert torch.equal(found, operations[14 - place](expected, strengths[one, 1])[0])
 
 
-def test_choices_are_those_of_the_papers():
-    pairs, wide = list(autoaugment(32, 32)), list(trivial(32, 32))
-    assert (len(pairs), {len(pair) for pair in pairs}) == (25, {2})
-    assert len({name for pair in pairs for name, _, _ in pair}) == 13  # of 14: no shear-x
-    assert pairs[1] == (("rotate", 0.7, pytest.approx(20 / 3)), ("translate-x", 0.3, pytest.approx(150 / 331 * 32)))
-    assert pairs[5][1] == ("posterize", 0.3, 5)
-    assert (len(wide), {len(one) for one in wide}) == (14 * 31, {1})
-    assert {name for ((name, _, _),) in wide} == OPERATIONS.keys() - {"invert"}
-    assert {magnitude for ((name, _, magnitude),) in wide if name == "posterize"} == {2, 3, 4, 5, 6, 7, 8}
-    assert max(magnitude for ((name, _, magnitude),) in wide if name == "rotate") == 135
+def test_autoaugment_is_torchvisions(torchvision):
+    policy = torchvision.AutoAugment(torchvision.AutoAugmentPolicy.CIFAR10)
+    levels = policy._augmentation_space(10, (24, 32))
+    pairs = list(autoaugment(24, 32))
+    assert len(pairs) == len(policy.policies) == 25
+    for ours, theirs in zip(pairs, policy.policies, strict=True):
+        for one, (name, probability, level) in zip(ours, theirs, strict=True):
+            magnitudes, is_signed = levels[name]
+            magnitude = 0.0 if level is None else float(magnitudes[level])
+            assert (named_there(one.name), one.probability) == (name, probability)
+            assert (one.magnitude, one.name in SIGNED) == (pytest.approx(magnitude), is_signed)
+
+
+def test_trivial_augment_is_torchvisions(torchvision):
+    levels = torchvision.TrivialAugmentWide()._augmentation_space(31)
+    ours = {}
+    for ((name, probability, magnitude),) in trivial(32, 32):
+        assert probability == 1
+        ours.setdefault(name, []).append(magnitude)
+    assert {named_there(name) for name in ours} == levels.keys()
+    for name, found in ours.items():
+        magnitudes, is_signed = levels[named_there(name)]
+        assert found == pytest.approx(magnitudes.expand(31).tolist())
+        assert is_signed == (name in SIGNED)
 
 
 def test_draws_have_the_policys_frequencies():

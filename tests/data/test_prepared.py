@@ -1,5 +1,7 @@
 """Prepared folders: the pixels of every photo, also after a kill; damage and other data are noticed."""
 
+import errno
+import itertools
 import json
 import os
 import signal
@@ -7,14 +9,14 @@ import threading
 import time
 from dataclasses import replace
 
-import filelock
 import numpy as np
 import pytest
 import torch
 
-from ccfa.data import Framing, Preparation, decode_image, find_photos, read_prepared
+from ccfa.data import Framing, Preparation, decode_files, decode_image, decoding, find_photos, read_prepared
 from ccfa.data import prepared as module
-from ccfa.errors import DataError, LockedError, ResourceError
+from ccfa.errors import DataError, LockedError, Notice, ResourceError
+from ccfa.files import locked
 from children import started, wait
 from commands import contents
 from imagenet_folder import SIZE, write_photos
@@ -25,7 +27,7 @@ def work(tmp_path, monkeypatch):
     """A preparation in shards of four images."""
     monkeypatch.setattr(module, "SHARD", 4)
     listed = write_photos(tmp_path / "photos")
-    return Preparation(find_photos(f"imagenet:{listed}", tmp_path / "photos"), tmp_path / "out", SIZE, workers=2)
+    return Preparation(find_photos(f"imagenet:{listed}", tmp_path / "photos"), tmp_path / "out", SIZE)
 
 
 def test_prepared_images_are_the_decoded_photos(work):
@@ -42,6 +44,27 @@ def test_prepared_images_are_the_decoded_photos(work):
     before = contents(work.out)
     work.run()
     assert contents(work.out) == before
+
+
+@pytest.mark.parametrize("verb", ["prepare", "decode"])
+def test_as_many_threads_as_cores_decode(work, verb, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5, 7}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # of the machine; not what counts
+    meeting, numbers = threading.Barrier(3), itertools.count()
+    owner = module if verb == "prepare" else decoding
+    decode = owner.decode_image
+
+    def decode_together(path, framing):
+        if next(numbers) < 3:
+            meeting.wait(60)
+        return decode(path, framing)
+
+    monkeypatch.setattr(owner, "decode_image", decode_together)
+    if verb == "prepare":
+        work.run()
+    else:
+        decode_files([work.source.root / file for file in work.source.files["train"]], Framing(SIZE))
+    assert next(numbers) > 3
 
 
 def test_size_is_told_first(work):
@@ -237,8 +260,18 @@ def test_what_cannot_be_written_is_refused(work, monkeypatch):
     assert not work.out.exists()
     monkeypatch.undo()
     work.out.mkdir()
-    with filelock.FileLock(work.out / "lock"), pytest.raises(LockedError):
+    with locked(work.out), pytest.raises(LockedError, match=str(work.out)):
         work.run()
     monkeypatch.setattr(os, "pwrite", lambda *arguments: 5)
     with pytest.raises(ResourceError, match="full"):
         work.run()
+
+
+def test_a_file_system_without_locks_is_noted_and_used(work, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.warns(Notice, match="no locks"):
+        work.run()
+    assert work.verify() == 0

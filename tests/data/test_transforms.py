@@ -8,6 +8,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from ccfa.data import CIFAR100_PODNET, FOLDER, IMAGENET, Transforms
 from ccfa.data.transforms import draw_boxes, resized_crop
 from ccfa.errors import UsageError
+from timm_models import torchvision_or_skip
 
 
 def seeded(seed=0):
@@ -94,20 +95,13 @@ def test_wrong_number_of_channels_is_refused(images):
         FOLDER.test(images[:, :1])
 
 
-def torchvision_boxes(num, height, width, scale, random):
-    """RandomResizedCrop's boxes by its documentation, one at a time: top, left, height, width."""
-    boxes = []
-    for _ in range(num):
-        box = None
-        for _ in range(10):
-            area = height * width * random.uniform(*scale)
-            ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
-            w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
-            if 0 < w <= width and 0 < h <= height:
-                box = random.integers(0, height - h + 1), random.integers(0, width - w + 1), h, w
-                break
-        boxes.append(box or (0, 0, height, width))  # the whole of a square
-    return np.array(boxes)
+def torchvision_boxes(num, height, width, scale):
+    """Boxes that torchvision draws: top, left, height, width."""
+    crop = torchvision_or_skip().transforms.RandomResizedCrop
+    image, ratio = torch.empty(1, height, width), (3 / 4, 4 / 3)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        return np.array([crop.get_params(image, list(scale), list(ratio)) for _ in range(num)])
 
 
 @pytest.mark.parametrize(("side", "scale"), [(256, (0.08, 1.0)), (24, (0.9, 1.0))])
@@ -115,7 +109,7 @@ def test_boxes_are_torchvisions(side, scale):
     """Every quantile of every edge, and the share of whole images, to five standard deviations."""
     num = 8000
     ours = draw_boxes(num, side, scale, seeded(3)).numpy()
-    theirs = torchvision_boxes(num, side, side, scale, np.random.default_rng(4))
+    theirs = torchvision_boxes(num, side, side, scale)
     top, left, height, width = ours.T
     assert min(top.min(), left.min(), height.min() - 1, width.min() - 1) >= 0
     assert max((top + height).max(), (left + width).max()) <= side
@@ -150,7 +144,7 @@ def test_photos_are_trained_on_windows_and_tested_on_centres():
 
 def test_share_of_windows_that_square_photos_change():
     """What docs/imagenet.md says of a photo of 500 x 375 pixels, of which the centre square is kept."""
-    boxes = torchvision_boxes(8000, 375, 500, (0.08, 1.0), np.random.default_rng(0))
+    boxes = torchvision_boxes(8000, 375, 500, (0.08, 1.0))
     left, right = boxes[:, 1], boxes[:, 1] + boxes[:, 3]
     inside = (left >= 62) & (right <= 438)
     covered = (np.minimum(right, 438) - np.maximum(left, 62)).clip(0) / (right - left)

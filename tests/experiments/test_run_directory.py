@@ -12,8 +12,8 @@ import torch
 
 from ccfa.errors import LockedError, ModelError, Notice, ResourceError, UsageError
 from ccfa.experiments import Run
-from ccfa.experiments.run_directory import LOCK, differences, left_alone, locked, two_columns
-from ccfa.files import read_tensors, write_tensors
+from ccfa.experiments.run_directory import differences, left_alone, two_columns
+from ccfa.files import LOCK, locked, read_tensors, write_tensors
 from commands import contents
 from toy_runs import begun
 

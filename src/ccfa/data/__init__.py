@@ -2,7 +2,7 @@
 
 from ccfa.data.cache import cache_folder
 from ccfa.data.cifar100 import CIFAR100_PODNET, CIFAR100_UCIR, CIFAR100_UNJITTERED
-from ccfa.data.decoding import Framing, decode_bytes, decode_files, decode_image
+from ccfa.data.decoding import Framing, decode_bytes, decode_files, decode_image, frame
 from ccfa.data.embedded import DIGITS, GLYPHS, load_digits_images, load_glyphs
 from ccfa.data.folder import FOLDER, Photos, find_images, image_digests, inspect_folder, read_photos
 from ccfa.data.imagenet import IMAGENET, ClassList, class_list, described_list, find_photos, prepared_folder
@@ -42,6 +42,7 @@ __all__ = [
     "described_list",
     "find_images",
     "find_photos",
+    "frame",
     "image_digests",
     "inspect_folder",
     "load",

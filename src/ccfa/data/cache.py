@@ -1,7 +1,8 @@
 """Decoded photos on disk, so that a second run on the same files starts at once.
 
-A file is known by its path, its size and the times of its last changes. Entries have a digest, which is checked
-before use, and hold no code. What cannot be read or written is as if it were not there.
+A file is known by its path, its size and the times of its last changes. The files of a folder are in one entry, so a
+new class or photo does not make the others be decoded again. Entries have a digest, which is checked before use, and
+hold no code. What cannot be read or written is as if it were not there.
 """
 
 import hashlib
@@ -20,8 +21,12 @@ from ccfa.errors import CcfaError
 from ccfa.files import read_tensors, write_tensors
 
 LIMIT = 4 * 10**9  # bytes of all entries; the least recently used ones are removed
-ENTRY_LIMIT = 2 * 10**9  # bytes of one entry, which is in memory twice while it is written
+FILES_LIMIT = 2 * 10**9  # bytes of the images of one list of files; more would leave no room for others
+ENTRIES = 16  # of one list of files at most, so that thousands of classes are not as many small files
 _ENTRY = re.compile(r"[0-9a-f]{64}\.safetensors")
+
+Entries = dict[str, dict[int, str]]
+"""The entries of a list of files by their names: for each of its files the row and a digest of what is known of it."""
 
 
 def cache_folder() -> Path | None:
@@ -47,42 +52,54 @@ def cache_folder() -> Path | None:
     return Path(os.environ.get("XDG_CACHE_HOME") or usual) / "ccfa"
 
 
-def key_of(paths: Sequence[Path], decoder: str) -> str:
-    """Return a digest of the decoder and of the path, size and times of change of each file."""
-    digest = hashlib.sha256(decoder.encode())
-    for path in paths:
+def entries_of(paths: Sequence[Path], decoder: str) -> Entries:
+    """Return the entries of files; those in one folder are in one entry."""
+    folders = [os.path.dirname(os.path.abspath(path)) for path in paths]
+    root = os.path.commonpath({os.path.dirname(folder) for folder in folders} or {""})  # of the class folders
+    entries: Entries = {}
+    for row, (folder, path) in enumerate(zip(folders, paths, strict=True)):
         facts: tuple[int, ...] = ()
         with suppress(OSError):  # a file without facts is not decoded either
             found = os.stat(path)
             # ctime is changed by every write; nobody can set it back, as archives and copies do with mtime.
             facts = found.st_size, found.st_mtime_ns, found.st_ctime_ns
-        digest.update(os.fsencode(os.path.abspath(path)) + f"\0{facts}\n".encode())
-    return digest.hexdigest()
+        place = int(_digest(folder), 16) % ENTRIES
+        entries.setdefault(_digest(decoder, place, root), {})[row] = _digest(decoder, facts, folder, path.name)
+    return entries
 
 
-def recall(folder: Path, key: str) -> tuple[NDArray[np.uint8], list[int]] | None:
-    """Return the images of an entry and their rows, or None if there is no undamaged entry."""
-    path = folder / f"{key}.safetensors"
-    try:
-        tensors, facts = read_tensors(path)
-        if facts != {"key": key} or tensors.keys() != {"images", "rows"}:
-            return None
-        os.utime(path)  # used now
-    except (CcfaError, OSError):
-        return None
-    return tensors["images"].numpy(), tensors["rows"].tolist()
+def recall(folder: Path, entries: Entries, images: NDArray[np.uint8]) -> set[int]:
+    """Fill in the images that undamaged entries hold, and return their rows."""
+    known: set[int] = set()
+    for name, keys in entries.items():
+        path = folder / f"{name}.safetensors"
+        with suppress(CcfaError, OSError):
+            tensors, facts = read_tensors(path)
+            stored = dict(zip(facts["keys"], tensors["images"].numpy(), strict=True))
+            found = {row: stored[key] for row, key in keys.items() if key in stored}
+            for row, image in found.items():
+                images[row] = image
+            known |= found.keys()
+            os.utime(path)  # used now
+    return known
 
 
-def keep(folder: Path, key: str, images: NDArray[np.uint8], rows: Sequence[int]) -> None:
-    """Store an entry, and remove the least recently used ones if there are too many bytes."""
-    if images.nbytes > ENTRY_LIMIT:
+def keep(folder: Path, entries: Entries, images: NDArray[np.uint8], good: set[int], known: set[int]) -> None:
+    """Replace the entries that lack images, and remove the least recently used ones if there are too many bytes."""
+    if images.nbytes > FILES_LIMIT:
         return
     with suppress(CcfaError, OSError):
         folder = Path(os.path.realpath(folder))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # photos are nobody else's business
-        stored = {"images": torch.from_numpy(images), "rows": torch.tensor(rows, dtype=torch.int64)}
-        write_tensors(folder / f"{key}.safetensors", stored, {"key": key})
+        for name, keys in entries.items():
+            if not known.issuperset(rows := [row for row in keys if row in good]):
+                stored = {"images": torch.from_numpy(images[rows])}
+                write_tensors(folder / f"{name}.safetensors", stored, {"keys": [keys[row] for row in rows]})
         _make_room(folder)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode(errors="surrogatepass")).hexdigest()
 
 
 def _make_room(folder: Path) -> None:

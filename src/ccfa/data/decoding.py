@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ccfa.data.cache import keep, key_of, recall
+from ccfa.data.cache import entries_of, keep, recall
 from ccfa.errors import DataError, UsageError
 from ccfa.files import read_regular
 
@@ -89,14 +89,9 @@ def decode_files(paths: Sequence[Path], framing: Framing, cache: Path | None = N
         >>> (images.shape, rows, unreadable[0][1])
         ((0, 3, 32, 32), [], 'cannot be read: No such file or directory')
     """
-    key = key_of(paths, _decoder(framing)) if cache else ""
-    known, rows = (recall(cache, key) if cache else None) or (None, [])
-    if known is not None and len(rows) == len(paths):
-        return Decoded(known, rows, [])
     images = np.zeros((len(paths), 3, framing.size, framing.size), dtype=np.uint8)
-    if known is not None:
-        images[rows] = known
-    reasons = dict.fromkeys(rows, "")
+    entries = entries_of(paths, _decoder(framing)) if cache else {}
+    known = recall(cache, entries, images) if cache else set()
 
     def decode(row: int) -> str:
         try:
@@ -106,15 +101,19 @@ def decode_files(paths: Sequence[Path], framing: Framing, cache: Path | None = N
         return ""
 
     # Bad files are tried again: the reason may have been a passing one, or a package that is there now.
-    others = sorted(set(range(len(paths))) - set(rows))
-    with ThreadPool(min(8, os.cpu_count() or 1)) as pool:
-        reasons |= zip(others, pool.imap(decode, others, chunksize=16), strict=True)
-    good = [row for row in range(len(paths)) if not reasons[row]]
-    unreadable = [(path, reasons[row]) for row, path in enumerate(paths) if reasons[row]]
-    images = images[good] if unreadable else images
-    if cache and good != rows:
-        keep(cache, key, images, good)
-    return Decoded(images, good, unreadable)
+    others = sorted(set(range(len(paths))) - known)
+    with ThreadPool(num_threads()) as pool:
+        reasons = dict(zip(others, pool.imap(decode, others, chunksize=16), strict=True))
+    good = [row for row in range(len(paths)) if not reasons.get(row)]
+    if cache and len(good) > len(known):
+        keep(cache, entries, images, set(good), known)
+    unreadable = [(paths[row], reason) for row, reason in reasons.items() if reason]
+    return Decoded(images[good] if unreadable else images, good, unreadable)
+
+
+def num_threads() -> int:
+    """Return how many threads decode: one for each core that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def decode_image(path: Path, framing: Framing) -> Pixels:
@@ -160,7 +159,7 @@ def decode_bytes(content: bytes, framing: Framing, max_pixels: int = MAX_PIXELS)
             file.draft("RGB", (enough, enough))
             _require_pixels(file, max_pixels)
             ImageOps.exif_transpose(file, in_place=True)
-            square = _square(_rgb(file), framing)
+            return frame(file, framing)
     except UnidentifiedImageError:
         if "HEIF" not in _formats() and content[4:8] == b"ftyp" and content[8:12] in _HEIC_BRANDS:
             raise DataError("is a HEIC photo: pip install 'ccfa[heic]'") from None
@@ -169,7 +168,18 @@ def decode_bytes(content: bytes, framing: Framing, max_pixels: int = MAX_PIXELS)
         raise
     except Exception as error:  # damaged files make Pillow raise almost anything
         raise DataError(f"cannot be decoded: {error}") from error
-    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+
+def frame(image: Image, framing: Framing) -> Pixels:
+    """Return the centre square of an image of Pillow, over white where it is transparent, as uint8 [3, size, size].
+
+    Example:
+        >>> from PIL import Image
+        >>> from ccfa.data import Framing, frame
+        >>> frame(Image.new("L", (9, 7), 50), Framing(size=4)).shape
+        (3, 4, 4)
+    """
+    return np.ascontiguousarray(np.asarray(_square(_rgb(image), framing)).transpose(2, 0, 1))
 
 
 def _require_pixels(image: Image, limit: int) -> None:

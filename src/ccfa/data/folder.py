@@ -67,7 +67,8 @@ class Photos:
             lines.append(self.listing())
         if self.duplicates:
             pairs = some([f"  {first} and {second}" for first, second in self.duplicates], "\n")
-            lines.append(f"{_num(len(self.duplicates), 'image is', 'images are')} in one class twice:\n{pairs}")
+            twice = f"{_num(len(self.duplicates), 'image is', 'images are')} in one class twice"
+            lines.append(f"{twice} (`ccfa learn` uses one copy, `ccfa run` both):\n{pairs}")
         return [*lines, *self.single_images(), *self.imbalance(), *self.notes()]
 
     def notes(self) -> list[str]:
@@ -149,6 +150,11 @@ def read_photos(
             else:
                 files.append((label, path))
     images, rows, unreadable = decode_files([path for _, path in files], framing or Framing(), cache)
+    if not rows and not recursive and (meant := [str(one) for one in folders.values() if _has_folders_of_photos(one)]):
+        raise DataError(
+            f"{root} is one level too high: the photos are in folders inside its folders. Give one of these instead: "
+            f"{some(meant)}. If these are the classes, add --recursive (recursive=True)."
+        )
     if not recursive:
         hint = "; --recursive (recursive=True) reads what is in it"
         unreadable = [(path, reason + hint * os.path.isdir(path)) for path, reason in unreadable]
@@ -229,15 +235,11 @@ def inspect_folder(root: Path, *, recursive: bool = False) -> list[str]:
     return lines
 
 
-def find_images(path: str | Path, recursive: bool = True) -> list[Path]:
-    """Return the image files under a path, sorted: those that `read_photos` would read, in class folders or not.
-
-    Args:
-        path: A folder, or a single file.
-        recursive: Look into the folders inside it, too.
+def find_images(folder: str | Path) -> list[Path]:
+    """Return the image files in a folder and in those inside it, sorted: those that `read_photos` would read.
 
     Raises:
-        DataError: If the path does not exist, or has no such files.
+        DataError: If the folder does not exist, or has no such files.
 
     Example:
         >>> import tempfile
@@ -248,14 +250,9 @@ def find_images(path: str | Path, recursive: bool = True) -> list[Path]:
         ...     [found.name for found in find_images(folder)]
         ['a.png', 'b.jpg']
     """
-    path = Path(path)
-    if os.path.exists(path) and not os.path.isdir(path):
-        return [path]
-    found = [file for file, is_left_out in _files(path, recursive) if not is_left_out]
-    if not recursive:
-        found = [file for file in found if not os.path.isdir(file)]
+    found = [file for file, is_left_out in _files(Path(folder), recursive=True) if not is_left_out]
     if not found:
-        raise DataError(f"{path} has no images. Expected a folder with image files, or a single one.")
+        raise DataError(f"{folder} has no images.")
     return found
 
 
@@ -272,6 +269,11 @@ def _parts(root: Path) -> dict[str, Path]:
 
 def _has_folders(folder: Path) -> bool:
     return any(path.is_dir() and not _is_left_by_systems(path.name) for path in _listed(folder))
+
+
+def _has_folders_of_photos(folder: Path) -> bool:
+    inner = [path for path, is_left_out in _files(folder, recursive=False) if not is_left_out and path.is_dir()]
+    return any(file.suffix.lower() in _ENDINGS for path in inner for file in path.glob("*"))
 
 
 def _class_folders(root: Path) -> tuple[dict[str, Path], list[Path]]:

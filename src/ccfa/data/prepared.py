@@ -18,18 +18,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import filelock
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ccfa.data.decoding import Framing, decode_image
+from ccfa.data.decoding import Framing, decode_image, num_threads
 from ccfa.data.images import ImageSet, some
 from ccfa.data.streamed import Streamed
-from ccfa.errors import DataError, LockedError, ModelError, ResourceError, UsageError
-from ccfa.files import disk_errors, make_folder, read_file, read_tensors, sync, write_atomically, write_tensors
+from ccfa.errors import DataError, ModelError, ResourceError, UsageError
+from ccfa.files import disk_errors, locked, make_folder, read_file, read_tensors, write_atomically, write_tensors
 
-INDEX, PROGRESS, LOCK = "index.safetensors", "progress.jsonl", "lock"
+INDEX, PROGRESS = "index.safetensors", "progress.jsonl"
 PARTS = ("train", "test")
 FORMAT = 1
 SHARD = 256  # images: what a kill can lose
@@ -73,14 +72,12 @@ class Preparation:
         out: The folder to write. A preparation that was stopped there is continued.
         image_size: Width and height in pixels. The centre square of each photo is resized to it.
         skip_bad: Leave out unreadable photos instead of raising an error.
-        workers: Threads; by default one per core.
     """
 
     source: Source
     out: Path
     image_size: int = 256
     skip_bad: bool = False
-    workers: int = 0
 
     @property
     def framing(self) -> Framing:
@@ -146,7 +143,7 @@ class Preparation:
                 self._decoded(*place)
 
         began = time.monotonic()
-        with _pool(self._num_workers) as pool:
+        with _pool() as pool:
             list(pool.map(decode, chosen))
         return (time.monotonic() - began) / len(chosen) * left
 
@@ -176,7 +173,7 @@ class Preparation:
                 "--out, or a smaller --image-size."
             )
         make_folder(self.out)
-        with _held(self.out), disk_errors(f"write {self.out}"):
+        with locked(self.out), disk_errors(f"write {self.out}"):
             done = self.done()
             for part in PARTS:
                 write_atomically(self.out / f"{part}.txt", self.source.listing(part))
@@ -198,7 +195,7 @@ class Preparation:
         for part in PARTS:
             images = _streamed(self.out, part, tensors, facts)
             starts = range(0, len(images), SHARD)
-            with _opened(self.out / f"{part}.pixels") as descriptor, _pool(self._num_workers) as pool:
+            with _opened(self.out / f"{part}.pixels") as descriptor, _pool() as pool:
                 for rows in pool.map(lambda first, images=images: images.damaged(first, first + SHARD), starts):
                     for row in rows:
                         self._repair(descriptor, part, row, int(images.checks[row]))
@@ -213,12 +210,6 @@ class Preparation:
                 f"{self.source.files[part][row]} is not the photo that was prepared, or this version of Pillow decodes "
                 f"it differently. Delete {self.out} and prepare it again."
             )
-
-    @property
-    def _num_workers(self) -> int:
-        return self.workers or (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        )
 
     def _num_done(self) -> int:
         return self.num_images if self.is_finished() else sum(shard.last - shard.first for shard in self.done())
@@ -269,7 +260,7 @@ class Preparation:
     ) -> Generator[tuple[Shard, Checks]]:
         """Yield what came of each shard: first of those that are done, then of others as they are decoded."""
         yield from ((shard, done[shard]) for shard in shards if shard in done)
-        with _pool(self._num_workers) as pool:
+        with _pool() as pool:
             left = (shard for shard in shards if shard not in done)
             working = {pool.submit(self._store_shard, files[shard.part], shard): shard for shard in left}
             for future in as_completed(working):
@@ -364,24 +355,10 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _pool(num_workers: int) -> Iterator[ThreadPoolExecutor]:
+def _pool() -> Iterator[ThreadPoolExecutor]:
     """Threads that are waited for at the end; what they have not begun is left undone."""
-    pool = ThreadPoolExecutor(num_workers)
+    pool = ThreadPoolExecutor(num_threads())
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    lock = filelock.FileLock(folder / LOCK)
-    try:
-        lock.acquire(blocking=False)
-    except filelock.Timeout:
-        raise LockedError(f"{folder} is being prepared by another process. Wait for it.") from None
-    try:
-        yield
-    finally:
-        lock.release()
-    sync(folder)

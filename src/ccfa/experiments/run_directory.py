@@ -10,7 +10,6 @@
 """
 
 import csv
-import errno
 import hashlib
 import json
 import os
@@ -23,25 +22,27 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import filelock
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 import ccfa
-from ccfa.errors import DivergedError, LockedError, ModelError, Notice, ResourceError, UsageError
+from ccfa.errors import DivergedError, ModelError, Notice, ResourceError, UsageError
 from ccfa.evaluation import Report
 from ccfa.experiments.experiment import experiment_of
 from ccfa.files import (
+    LOCK,
     damage_named,
     disk_errors,
     is_temporary,
+    locked,
     make_folder,
     read_file,
     read_json,
     read_tensors,
     remove_temporaries,
+    require_plain,
     sync,
     write_atomically,
     write_json,
@@ -53,36 +54,9 @@ from ccfa.settings import Experiment
 FOLDERS = ("predictions", "networks", "exemplars", "checkpoints")
 METRICS = "metrics.jsonl"
 ERRORS = "errors.txt"
-LOCK = ".lock"
 CHECKPOINTS_KEPT = 2
 CHECKPOINT_FORMAT = 2
 VALUE_WIDTH = 40  # characters of a value in a message
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder against other processes, which get a LockedError; the lock ends with the process."""
-    _require_plain(folder / LOCK)
-    lock = filelock.FileLock(folder / LOCK)
-    try:
-        lock.acquire(blocking=False)
-    except filelock.Timeout:
-        holder = ""
-        with suppress(ModelError, KeyError):
-            status = Run(folder).status
-            holder = f" ({status['pid']} on {status['host']})"
-        raise LockedError(
-            f"{folder} is being written by another process{holder}. Wait for it, or use another --out."
-        ) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
-            raise ResourceError(f"Could not lock {folder}: {error.strerror}.") from error
-        message = f"The file system of {folder} has no locks ({error.strerror}): do not start a second run there."
-        warnings.warn(Notice(message), stacklevel=2)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager
@@ -139,7 +113,7 @@ class Run:
             raise self._exists()
         with locked(self.path):
             for name in (*FOLDERS, METRICS, ERRORS):
-                _require_plain(self.path / name)
+                require_plain(self.path / name)
             if self.is_begun():
                 if new:
                     raise self._exists()
@@ -363,12 +337,6 @@ class Run:
                 )
             return Checkpoint(number, tensors, facts.get("state") or {})
         return None
-
-
-def _require_plain(path: Path) -> None:
-    """Refuse a link, which leads outside of the directory, and a pipe, for which a writer would wait forever."""
-    if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
-        raise ModelError(f"{path} is a symbolic link, a pipe or a device. Remove it to use the run.")
 
 
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
