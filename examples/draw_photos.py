@@ -2,7 +2,8 @@
 
     python examples/draw_photos.py photos
 
-draws photos/first (5 classes) and photos/second (5 other ones), 40 pictures each, in a few seconds.
+draws photos/first (5 classes) and photos/second (5 other ones), 40 pictures of each class, and photos/test (20 other
+pictures of all ten classes), in a few seconds.
 """
 
 import math
@@ -70,16 +71,21 @@ def picture(shape: str, chance: random.Random) -> Image.Image:
     return background
 
 
+def draw(folder: Path, shapes: list[str], count: int, seed: str = "") -> None:
+    """Draw a folder with one subfolder per class."""
+    for shape in shapes:
+        (folder / shape).mkdir(parents=True, exist_ok=True)
+        chance = random.Random(shape + seed)
+        for number in range(count):
+            picture(shape, chance).save(folder / shape / f"{number:03d}.jpg", quality=85)
+    print(f"Drew {count} pictures of each of {len(shapes)} classes in {folder}")
+
+
 def main(place: Path, count: int = 40) -> None:
     """Draw all folders."""
     for part, shapes in SHAPES.items():
-        for shape in shapes:
-            folder = place / part / shape
-            folder.mkdir(parents=True, exist_ok=True)
-            chance = random.Random(shape)
-            for number in range(count):
-                picture(shape, chance).save(folder / f"{number:03d}.jpg", quality=85)
-        print(f"Drew {count} pictures of each of {len(shapes)} classes in {place / part}")
+        draw(place / part, shapes, count)
+    draw(place / "test", [*SHAPES["first"], *SHAPES["second"]], count // 2, "test")
 
 
 if __name__ == "__main__":

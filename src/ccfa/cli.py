@@ -1,6 +1,6 @@
 """The command line: parse, call, print."""
 
-import functools
+import difflib
 import io
 import os
 import signal
@@ -8,15 +8,15 @@ import sys
 import tempfile
 import traceback
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes, Positional, UseAppendAction, arg
 
 from ccfa import __version__
-from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line, printable
+from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line, printable, unknown
 from ccfa.plugins import load_plugin
 from ccfa.settings import Computing, Experiment, Grid, Learning, Mix, Pairs, Running, Wanted
 
@@ -226,7 +226,7 @@ class Predict(_TakesPlugins):
     model: _MODEL
     """The model's folder."""
     paths: Annotated[Positional[tuple[str, ...]], arg(metavar="PATH ...")]
-    """Photos, folders of photos, or - to read paths from the standard input, one per line."""
+    """Photos, folders, or - to read paths from the standard input: one per line, or separated by NUL bytes."""
     format: Literal["table", "csv", "json"] = "table"
     """A table, CSV, or one line of JSON per photo."""
     top: int = 5
@@ -250,21 +250,21 @@ class Evaluate(_TakesPlugins):
     """A folder with one subfolder of photos per class."""
     recursive: bool = False
     """Read the subfolders of class folders."""
+    format: Literal["table", "json"] = "table"
+    """A table, or one JSON document with the whole confusion and every wrong photo."""
     out: Path | None = None
     """Write the wrong photos to this CSV file."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
 
     def __call__(self, console: "Console") -> None:
-        from ccfa.deployment import load_model
-        from ccfa.reporting.models import show_evaluation
+        from ccfa.reporting.models import evaluate_shown
 
-        found = load_model(self.model, self.device).evaluate(self.folder, self.recursive)
-        show_evaluation(found, console, self.out)
+        evaluate_shown(self.model, self.folder, self.recursive, self.format, self.device, console, self.out)
 
 
 @dataclass(frozen=True)
-class History:
+class History(_TakesPlugins):
     """Show what a model has learned and when, and verify its files."""
 
     model: _MODEL
@@ -277,7 +277,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Undo:
+class Undo(_TakesPlugins):
     """Go back to the model before its last update."""
 
     model: _MODEL
@@ -290,19 +290,21 @@ class Undo:
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(_TakesPlugins):
     """Make a model of a finished run, to predict, learn more classes, export and serve."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """The run directory."""
     out: Annotated[Positional[Path], arg(metavar="MODEL")]
     """The model's folder, which is created."""
-    running: OmitArgPrefixes[Running]
+    computing: OmitArgPrefixes[Computing]
+    data_dir: Path | None = None
+    """The folder of ImageNet or of CIFAR-100; by default $CCFA_DATA."""
 
     def __call__(self, console: "Console") -> None:
         from ccfa.reporting.models import run_to_model
 
-        run_to_model(self.run, self.out, self.running, console)
+        run_to_model(self.run, self.out, Running(**vars(self.computing), data_dir=self.data_dir), console)
 
 
 @dataclass(frozen=True)
@@ -315,17 +317,13 @@ class Export(_TakesPlugins):
     """The file, .onnx or .pt2; by default it is in the current folder and has the name of the model's folder."""
     format: Literal["onnx", "torch"] = "onnx"
     """onnx, which needs the extra `onnx`, or torch, for torch.export.load."""
+    images: Path | None = None
+    """A photo or a folder of photos on which the file is compared with the model, too."""
 
     def __call__(self, console: "Console") -> None:
-        from ccfa.deployment import load_model
-        from ccfa.deployment.export import default_path, export_model
+        from ccfa.reporting.models import export_shown
 
-        model = load_model(self.model, "cpu")
-        made = export_model(model, self.out or default_path(self.model, self.format), self.format)
-        compared = (
-            f"On {made.images} images its probabilities differ from the model's by at most {made.difference:.1g}."
-        )
-        console.print(f"{made.path} has {made.size / 1e6:.1f} MB. {compared}", soft_wrap=True)
+        export_shown(self.model, self.out, self.format, self.images, console)
 
 
 @dataclass(frozen=True)
@@ -465,18 +463,16 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII, a file name that is not text
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # file names that are not text, too
     warnings.formatwarning = one_line
     if sys.argv[1:] == ["--version"]:
         print(f"ccfa {__version__}")
         return
     try:
         verb = _parsed(sys.argv[1:])
-        _require_folder()
         from ccfa.reporting.terminal import Output
 
-        if isinstance(verb, _TakesPlugins):
-            for path in verb.plugin:
-                load_plugin(path)
         verb(Output())
     except BrokenPipeError:  # the reader of our output, `head` say, has enough
         sys.stderr.close()
@@ -532,30 +528,45 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def _parsed(words: list[str]) -> Verb:
-    """Return the verb that was typed. What cannot be understood is explained, and ends the process."""
-    parse = functools.partial(
-        tyro.cli,
+    """Return the verb that was typed, with its plug-ins loaded. What cannot be understood ends the process."""
+    names = [verb.__name__.lower() for verb in get_args(Verb)]
+    if words and not words[0].startswith("-") and words[0] not in names:
+        raise unknown("command", words[0], names)
+    verb: Verb
+    verb, left = tyro.cli(
         Verb,
         prog="ccfa",
         description="Class-incremental learning with Cross-Class Feature Augmentation.",
         config=(FlagCreatePairsOff, OmitSubcommandPrefixes),
         args=_gathered(words),
+        return_unknown_args=True,
     )
-    verb: Verb
-    verb, left = parse(return_unknown_args=True)
+    _require_folder()
+    for path in getattr(getattr(verb, "running", verb), "plugin", ()):
+        load_plugin(path)
     if left and isinstance(verb, Run | Sweep | Learn):
         from ccfa.reporting.inventory import as_settings
 
-        for path in verb.plugin if isinstance(verb, Learn) else verb.running.plugin:
-            load_plugin(path)
         if settings := as_settings(left):
             raise UsageError(
                 f"Options of a method are given with --set: --set {' '.join(settings)}. "
                 f"`ccfa list options METHOD` shows them."
             )
     if left:
-        parse()  # names the nearest flag
+        name = type(verb).__name__.lower()
+        close = difflib.get_close_matches(left[0].partition("=")[0], _flags(verb), n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise UsageError(f"`ccfa {name}` does not take {left[0]}.{hint} See `ccfa {name} --help`.")
     return verb
+
+
+def _flags(record: object) -> list[str]:
+    """The flags of a verb, by the names of its fields and of the records in them."""
+    found = []
+    for name in getattr(record, "__dataclass_fields__", ()):
+        value = getattr(record, name, None)
+        found += _flags(value) if is_dataclass(value) else [f"--{name.replace('_', '-')}"]
+    return found
 
 
 def _gathered(words: list[str]) -> list[str]:

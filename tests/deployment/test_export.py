@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,9 +16,11 @@ from PIL import Image
 from torch import nn
 
 import ccfa
+from ccfa.data import decode_files
 from ccfa.deployment import export
-from ccfa.errors import ModelError, UsageError
+from ccfa.errors import DataError, ModelError, UsageError
 from ccfa.models import BACKBONES, ResNet, wrap
+from timm_models import timm_or_skip
 
 onnxruntime = pytest.importorskip("onnxruntime")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "use_exported_model.py"
@@ -95,20 +98,15 @@ def assert_predicts_alike(model, path, form, images):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["icarl", "podnet", "ranpac", "fecam"])  # the others are exported to torch
-def test_onnx_predicts_as_the_model(method, tmp_path, pixels):
+@pytest.mark.parametrize("method", HEADS)
+def test_exported_files_predict_as_the_model(method, tmp_path, pixels):
     model = tiny_model(tmp_path, method)
     assert type(model.classifier.network.head).__name__ == HEADS[method]
     assert model.rule == ("nearest_mean" if method == "icarl" else "logits")
-    made = ccfa.export_model(model, tmp_path / "out.onnx")
-    assert made.difference <= 1e-4
-    assert_predicts_alike(model, made.path, "onnx", pixels)
-
-
-@pytest.mark.parametrize("method", HEADS)
-def test_torch_predicts_as_the_model(tmp_path, pixels, method):
-    model = tiny_model(tmp_path, method)
-    assert_predicts_alike(model, ccfa.export_model(model, tmp_path / "a.pt2", "torch").path, "torch", pixels)
+    for form, ending in (("onnx", "onnx"), ("torch", "pt2")):
+        made = ccfa.export_model(model, tmp_path / f"out.{ending}", form)
+        assert made.difference <= 1e-4
+        assert_predicts_alike(model, made.path, form, pixels)
 
 
 def test_wrapped_backbones_export(tmp_path, pixels):
@@ -120,6 +118,24 @@ def test_wrapped_backbones_export(tmp_path, pixels):
     BACKBONES.add("wrapped", wrapped)
     model = tiny_model(tmp_path, "ucir", "wrapped")
     assert_predicts_alike(model, ccfa.export_model(model, tmp_path / "a.pt2", "torch").path, "torch", pixels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])  # small ones with the layers of their families
+def test_models_of_timm_learn_twice_and_export(name, tmp_path):
+    timm_or_skip()
+    options = {"epochs": 1, "batch_size": 4, "projection": 50}
+    asked = ccfa.Learning(backbone=f"timm:{name}", weights="none", image_size=32, options=options)
+    ccfa.learn(tmp_path / "model", draw(tmp_path / "photos", ["ant", "bee"]), asked)
+    ccfa.learn(tmp_path / "model", draw(tmp_path / "more", ["cow"]))
+    shutil.move(tmp_path / "more/cow", tmp_path / "photos/cow")
+    model = ccfa.load_model(tmp_path / "model", "cpu")
+    found = model.predict(tmp_path / "photos")
+    made = ccfa.export_model(model, tmp_path / "out.onnx", images=tmp_path / "photos")
+    assert made.compared["photo"] == len(found) == 18
+    pixels = torch.from_numpy(decode_files([one.path for one in found], model.framing).images)
+    assert [one.name for one in found] == [one.name for one in model.predict(pixels)]
+    assert_predicts_alike(model, made.path, "onnx", pixels)
 
 
 @pytest.mark.slow
@@ -201,14 +217,36 @@ def test_images_of_every_kind_are_compared(model, monkeypatch, tmp_path):
 
     monkeypatch.setitem(export.FORMATS, "torch", export.FORMATS["torch"]._replace(opened=counting))
     made = ccfa.export_model(model, tmp_path / "a.pt2", "torch")
-    kept = len(model.state.held_out.images) + len(model.state.memory.images)
-    assert made.images == kept + export.NOISE > export.NOISE
+    kept = {"held-out image": len(model.state.held_out.images), "exemplar": len(model.state.memory.images)}
+    assert made.compared == kept | {"noise image": export.NOISE}
+    assert sum(sizes) == sum(made.compared.values()) + export.BATCH
     assert {1, 7} <= set(sizes)
 
 
-def test_models_without_exemplars_export(model, tmp_path):
+def test_photos_are_compared_too(model, tmp_path, call, monkeypatch):
     without = ccfa.Model(model.path, model.state._replace(memory=None, held_out=None), model.device)
-    assert ccfa.export_model(without, tmp_path / "a.pt2", "torch").images == export.NOISE
+    assert ccfa.export_model(without, tmp_path / "a.pt2", "torch").compared == {"noise image": export.NOISE}
+    (tmp_path / "first/ant/bad.png").write_bytes(b"nothing")
+    made = ccfa.export_model(without, tmp_path / "a.pt2", "torch", tmp_path / "first")
+    assert made.compared == {"photo": 12, "noise image": export.NOISE}
+    with pytest.raises(DataError, match=r"bad\.png"):
+        ccfa.export_model(without, tmp_path / "a.pt2", "torch", tmp_path / "first/ant/bad.png")
+    with pytest.raises(DataError, match="nowhere"):
+        ccfa.export_model(without, tmp_path / "a.pt2", "torch", tmp_path / "nowhere")
+
+
+def test_what_was_compared_is_told(tmp_path, call):
+    tiny_model(tmp_path, "simplecil")
+    words = ["export", tmp_path / "model", "--format", "torch"]
+    _, out, _ = call(*words)
+    assert "On 14 noise images" in out
+    assert "--images" in out
+    assert "replaced" not in out
+    code, out, _ = call(*words, "--images", tmp_path / "first/ant")
+    assert code == 0
+    assert "On 6 photos and 14 noise images" in out
+    assert "--images" not in out
+    assert "replaced" in out
 
 
 @pytest.mark.parametrize(

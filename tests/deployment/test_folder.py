@@ -21,6 +21,7 @@ UPDATE = {
     "held_out": 1,
     "measured_classes": 2,
     "accuracy": 1.0,
+    "phases": [],
 }
 
 
@@ -36,6 +37,7 @@ def state(number, num_classes=2):
         ],
         "experiment": {"method": "replay", "ccfa": False},
         "backbone": "small",
+        "weights": "none",
         "head": "LinearHead",
         "rule": "logits",
         "preprocessing": {

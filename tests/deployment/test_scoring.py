@@ -69,7 +69,18 @@ def test_few_right_answers_do_not_make_certain():
 def test_calibration_error_by_hand():
     confidences = np.array([0.95, 0.95, 0.55, 0.55])
     is_right = np.array([True, True, True, False])
-    assert calibration_error(confidences, is_right) == pytest.approx(0.5 * 0.05 + 0.5 * 0.05)
+    assert calibration_error(confidences, is_right, np.ones(4)) == pytest.approx(0.5 * 0.05 + 0.5 * 0.05)
+    assert calibration_error(confidences, is_right, np.array([1, 1, 3, 1])) == pytest.approx(2 / 6 * 0.05 + 4 / 6 * 0.2)
+
+
+def test_classes_count_the_same_in_a_calibration():
+    scores, labels = drawn(1.0)
+    rows = np.concatenate([np.arange(len(labels)), *[np.flatnonzero(labels == 0)] * 9])
+    once = calibrate(scores, scores.max(axis=1), labels)
+    skewed = calibrate(scores[rows], scores[rows].max(axis=1), labels[rows])
+    assert skewed.temperature == pytest.approx(once.temperature, rel=0.06)  # one place in the list of temperatures
+    assert skewed.unfamiliar_below == pytest.approx(once.unfamiliar_below)
+    assert skewed.error == pytest.approx(once.error, abs=0.01)
 
 
 def test_threshold_flags_a_twentieth_of_known_images():

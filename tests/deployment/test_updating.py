@@ -10,13 +10,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import save_file
 
 import ccfa
 from ccfa import Learning
 from ccfa.deployment import ModelFolder, updating
 from ccfa.deployment.updating import estimated_seconds, plan_update
-from ccfa.errors import DataError, LockedError, UsageError
+from ccfa.errors import DataError, UsageError
+from ccfa.learning.acceleration import Acceleration
 from ccfa.models import BACKBONES
 from ccfa.settings import Running
 from children import started, wait
@@ -125,7 +127,7 @@ def test_a_photo_is_used_once_in_the_life_of_a_model(place):
 def test_a_class_of_known_photos_alone_is_refused(learned, place):
     draw(place / "renamed", "a")
     (place / "renamed" / "a").rename(place / "renamed" / "x")
-    with pytest.raises(UsageError, match="'x'"):
+    with pytest.raises(UsageError, match="learned before"):
         plan_update(copied(learned, place), place / "renamed", Learning())
 
 
@@ -148,18 +150,102 @@ def test_accuracy_of_classes_that_cannot_be_measured_is_unknown(place):
 
 def test_the_owner_s_card_stays(learned, place):
     path = copied(learned, place)
-    card = (path / "README.md").read_text().replace("license: other  # choose one: the model is yours", "license: mit")
-    card = card.replace("- accuracy", "- accuracy\n- f1").replace("To be written by the model's owner.", "Birds only.")
+    own = {
+        "license: other  # choose one: the model is yours": "license: mit",
+        "pipeline_tag: image-classification": "pipeline_tag: image-feature-extraction",
+        "tags:\n- class-incremental-learning": "tags: [birds, vision]",
+        "To be written by the model's owner.": "Birds only.",
+    }
+    card = (path / "README.md").read_text()
+    for ours, theirs in own.items():
+        assert ours in card
+        card = card.replace(ours, theirs)
     (path / "README.md").write_bytes(card.replace("\n", "\r\n").encode())
     ccfa.learn(path, place / "second")
     folder = ModelFolder(path)
-    for _ in range(2):
+    for number in (5, 3):
         text = (path / "README.md").read_text()
-        assert all(part in text for part in ("license: mit", "- f1", "Birds only."))
+        assert all(part in text for part in own.values())
         assert text.count("license:") == text.count("Intended use") == 1
+        head = yaml.safe_load(text.split("---\n")[1])
+        assert head["model-index"][0]["name"] == f"image classifier of {number} classes"
         if folder.earlier():
             with folder.held():
                 folder.undo()
+
+
+def test_the_hub_reads_the_card(learned):
+    config = ccfa.load_model(learned).config
+    head = yaml.safe_load((learned / "README.md").read_text().split("---\n")[1])
+    assert (head["library_name"], head["pipeline_tag"]) == ("ccfa", "image-classification")
+    [found] = head["model-index"][0]["results"]
+    assert found["metrics"][0]["value"] == pytest.approx(config["updates"][-1]["accuracy"], abs=1e-4)
+
+
+def test_a_head_of_the_owner_s_is_left_alone(learned, place):
+    path = copied(learned, place)
+    (path / "README.md").write_text("---\nlicense: mit\n---\n# My birds\n")
+    ccfa.learn(path, place / "second")
+    text = (path / "README.md").read_text()
+    assert text.startswith("---\nlicense: mit\n---\n")
+    assert "# My birds" in text
+    assert "classifier of 5 classes" in text
+
+
+def test_old_and_new_classes_count_the_same(place):
+    """Old classes keep one held-out image each, and new ones have several."""
+    ccfa.learn(place / "replay", place / "first", replace(QUICK, memory=1))
+    model = ccfa.learn(place / "replay", draw(place / "many", "de", count=40))
+    classes = model.config["classes"]
+    assert [one["held_out"] for one in classes] == [1, 1, 1, 8, 8]
+    accuracy = model.config["updates"][-1]["accuracy"]
+    assert accuracy == pytest.approx(sum(one["accuracy"] for one in classes) / 5)
+
+
+def test_card_and_config_say_what_the_backbone_began_with(place):
+    save_file(BACKBONES["small"](3).state_dict(), place / "some.safetensors")
+    asked = replace(READ_OUT, weights=str(place / "some.safetensors"), options={"backbone": "small", "projection": 50})
+    model = ccfa.learn(place / "model", place / "first", asked)
+    for one in (model, ccfa.learn(place / "model", place / "second")):
+        assert one.config["weights"].startswith("some.safetensors, SHA-256 ")
+        assert one.config["weights"] in one.state.card
+        assert str(place) not in one.state.card
+    random = ccfa.learn(place / "other", place / "first", QUICK)
+    assert random.config["weights"] == "none"
+    assert "3 epochs" in random.state.card
+
+
+def test_starting_afresh_begins_with_the_same_weights(place):
+    weights = BACKBONES["small"](3).state_dict()
+    save_file(weights, place / "some.safetensors")
+    asked = Learning(method="joint", weights=str(place / "some.safetensors"), image_size=SIZE)
+    asked = replace(asked, options={"backbone": "small", "epochs": 0})
+    ccfa.learn(place / "model", place / "first", asked)
+    (place / "some.safetensors").unlink()
+    for folder in (place / "second", draw(place / "third", "f")):
+        model = ccfa.learn(place / "model", folder)
+        found = model.classifier.network.backbone.state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+
+
+def test_a_model_inside_its_photos_is_refused(place):
+    with pytest.raises(UsageError, match="elsewhere"):
+        ccfa.learn(place / "first" / "model", place / "first", QUICK)
+    assert not (place / "first" / "model").exists()
+
+
+def test_photos_of_another_class_are_named(place):
+    ccfa.learn(place / "model", place / "first", READ_OUT)
+    (place / "moved").mkdir()
+    shutil.copytree(place / "first" / "a", place / "moved" / "b")
+    shutil.copytree(place / "first" / "c", place / "moved" / "f")
+    shutil.copytree(place / "second" / "d", place / "moved" / "d")
+    plan = plan_update(place / "model", place / "moved", Learning(more=True))
+    assert plan.new == ("d",)
+    notes = "\n".join(plan.notes)
+    assert f"{place / 'moved' / 'b'}" in notes
+    assert "as 'a'" in notes
+    assert "f: left out" in notes
 
 
 @pytest.mark.parametrize(
@@ -198,6 +284,13 @@ def test_more_photos_alone_are_refused_where_nothing_can_learn_them(learned, pla
 
 
 @pytest.mark.parametrize(
+    "asked", [{"method": "Replay"}, {"seed": 0}, {"options": {"epochs": 3, "lr": 0.1, "backbone": "Small"}}]
+)
+def test_what_a_model_has_already_may_be_repeated(learned, place, asked):
+    assert plan_update(copied(learned, place), place / "second", Learning(**asked)).new == ("d", "e")
+
+
+@pytest.mark.parametrize(
     "asked", [{"method": "podnet"}, {"image_size": 9}, {"seed": 4}, {"options": {"epochs": 9}}, {"ccfa": True}]
 )
 def test_another_model_is_not_made_of_an_existing_one(learned, place, asked):
@@ -224,12 +317,14 @@ def test_plan_writes_nothing(place):
     assert not (place / "model").exists()
 
 
-def test_plan_that_is_out_of_date_is_refused(learned, place):
-    path = copied(learned, place)
-    plan = plan_update(path, place / "second", Learning())
-    ccfa.learn(path, draw(place / "third", "f"))
-    with pytest.raises(LockedError, match="Try again"):
-        updating.carry_out(plan)
+@pytest.mark.parametrize(("epochs", "compiles"), [(3, False), (10_000, True)])
+def test_only_long_training_is_compiled(place, monkeypatch, epochs, compiles):
+    plan = plan_update(
+        place / "model", place / "first", replace(QUICK, options={**QUICK.options, "epochs": str(epochs)})
+    )
+    as_on_a_gpu = torch.device("cpu"), Acceleration("float32", compile=True)
+    monkeypatch.setattr(updating, "acceleration_of", lambda running: as_on_a_gpu)
+    assert updating._learner(plan, Running(), None).acceleration.compile == compiles
 
 
 def test_memory_in_megabytes(place):

@@ -33,6 +33,12 @@ def phase_values(method, name):
     return {getattr(phase, name) for stage in resolve(Experiment("podnet")).stages for phase in method.phases(stage)}
 
 
+def test_phases_that_stay_long_are_named():
+    assert any("balanced has 20 epochs" in note for note in resolve(Experiment("podnet", epochs=1)).notes)
+    assert resolve(Experiment("podnet", epochs=1, options={"balanced_epochs": 1})).notes == ()
+    assert resolve(Experiment("lwf", scenario="5,5", epochs=10)).notes == ()
+
+
 def test_digits_by_default_in_six_stages():
     resolved = resolve(Experiment("podnet", ccfa=True))
     assert [stage.num_new for stage in resolved.stages] == [5, 1, 1, 1, 1, 1]

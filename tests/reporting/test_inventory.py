@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,13 +37,25 @@ def rows(*tables):
     return {row[0]: row for row in cells}
 
 
-def test_methods_are_listed_with_their_memory():
+def test_methods_are_listed_with_ticks(tmp_path, monkeypatch):
+    results = Path("results").absolute()
+    monkeypatch.chdir(tmp_path)
     (table,) = catalogue("methods")
     found = rows(table)
     assert all(found[name][1] for name in METHODS)
-    assert [found[name][2] for name in ("finetune", "podnet", "joint")] == ["none", "20 per class", "every image"]
-    assert [found[name][3] for name in ("podnet", "joint", "ranpac")] == ["yes", "no", "no"]
+    ticks = {name: found[name][2].split() for name in METHODS}
+    assert "E C F P 1" in str(table.columns[2].header)
+    assert {name: len(ticks[name]) for name in ("lwf", "podnet", "ranpac", "fetril")} == {
+        "lwf": 1,
+        "podnet": 3,
+        "ranpac": 3,
+        "fetril": 4,
+    }
     assert all(name in table.caption for name in cited_only())
+    (tmp_path / "results").symlink_to(results)
+    (table,) = catalogue("methods")
+    assert str(table.columns[2].header).endswith(" M")
+    assert len(rows(table)["podnet"][2].split()) == 4
 
 
 def test_the_list_of_methods_fits_a_screen():

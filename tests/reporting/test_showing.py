@@ -9,7 +9,7 @@ import pytest
 from ccfa.errors import LockedError, ResourceError
 from ccfa.evaluation import METRICS, Numbers, Report
 from ccfa.experiments import Experiment, Run
-from ccfa.experiments.run_directory import locked
+from ccfa.files import locked
 from ccfa.reporting.showing import _run_shown, _show_page, show_finished, show_result
 from ccfa.reporting.tables import metric_name, percent
 from ccfa.reporting.terminal import Output

@@ -4,64 +4,67 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_BEGIN, _END = "<!-- written by ccfa: changes between these lines are lost -->", "<!-- end of what ccfa writes -->"
-_OURS = ("library_name", "pipeline_tag", "tags", "metrics")
-_DEFAULT_HEAD = ["license: other  # choose one: the model is yours"]
+_BEGIN, _END = "written by ccfa: changes between these lines are lost", "end of what ccfa writes"
+_IN_HEAD, _IN_BODY = "# {}", "<!-- {} -->"  # a remark in YAML and in Markdown
+_HEAD = """\
+license: other  # choose one: the model is yours
+library_name: ccfa
+pipeline_tag: image-classification
+tags:
+- class-incremental-learning"""
+_BODY = "\n\n## Intended use\n\nTo be written by the model's owner.\n"
 
 
 def model_card(config: Mapping[str, Any], present: str = "") -> str:
-    """Return the card of a model; of the present card, what the owner added or changed stays.
+    """Return the card of a model: of the present card, only what ccfa has written between its marks is replaced.
 
     Args:
         config: The content of config.json.
         present: The card as it is now.
     """
-    head, body = _split(present)
-    written = f"{_BEGIN}\n{_written(config)}\n{_END}"
-    if _BEGIN in body and _END in body:
-        body = body[: body.index(_BEGIN)] + written + body[body.index(_END) + len(_END) :]
-    else:
-        body = f"\n{written}\n\n## Intended use\n\nTo be written by the model's owner.\n{body}"
-    lines = ["library_name: ccfa", "pipeline_tag: image-classification"]
-    for key, item in (("tags", "- class-incremental-learning"), ("metrics", "- accuracy")):
-        lines += [f"{key}:", *dict.fromkeys([item, *_items(head, key)])]
-    lines += _foreign(head) if head else _DEFAULT_HEAD
-    return "---\n" + "\n".join(lines) + "\n---\n" + body
+    present = present.replace("\r\n", "\n")
+    found = re.match(r"---\n(.*?)\n---\n", present, re.DOTALL)
+    head, body = (found[1], present[found.end() :]) if found else ("", present)
+    body = _with_written(body, _IN_BODY, _written(config)) or f"\n{_marked(_IN_BODY, _written(config))}{_BODY}{body}"
+    # A head without our marks is its owner's.
+    head = _with_written(head, _IN_HEAD, _results(config)) or head or f"{_HEAD}\n{_marked(_IN_HEAD, _results(config))}"
+    return f"---\n{head}\n---\n{body}"
 
 
-def _split(card: str) -> tuple[list[str], str]:
-    """The lines of the YAML head, and the rest."""
-    card = card.replace("\r\n", "\n")
-    found = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
-    return (found[1].splitlines(), card[found.end() :]) if found else ([], card)
+def _marked(remark: str, written: str) -> str:
+    return f"{remark.format(_BEGIN)}\n{written}\n{remark.format(_END)}"
 
 
-def _items(head: list[str], key: str) -> list[str]:
-    """The items of a list in the head, one per line."""
-    found, inside = [], False
-    for line in head:
-        inside = line.startswith(f"{key}:") or (inside and line.lstrip().startswith("- "))
-        if inside and not line.startswith(f"{key}:"):
-            found.append(line.strip())
-    return found
+def _with_written(text: str, remark: str, written: str) -> str:
+    """The text with what is between the marks replaced, or nothing if it has no marks."""
+    before, begun, rest = text.partition(remark.format(_BEGIN))
+    _, ended, after = rest.partition(remark.format(_END))
+    return f"{before}{_marked(remark, written)}{after}" if begun and ended else ""
 
 
-def _foreign(head: list[str]) -> list[str]:
-    """The lines of the head that are the owner's: those of other keys than ours."""
-    kept, ours = [], False
-    for line in head:
-        if re.match(r"[\w-]+:", line):
-            ours = line.split(":")[0] in _OURS
-        if not ours:
-            kept.append(line)
-    return kept
+def _results(config: Mapping[str, Any]) -> str:
+    """The accuracy as the Hub reads it."""
+    last = config["updates"][-1]
+    lines = ["metrics:", "- accuracy"]
+    if last["accuracy"] is not None:
+        lines += [
+            "model-index:",
+            f"- name: image classifier of {len(config['classes'])} classes",
+            "  results:",
+            "  - task: {type: image-classification}",
+            "    dataset: {name: held-out photos, type: imagefolder}",
+            f"    metrics: [{{type: accuracy, value: {last['accuracy']:.4f}}}]",
+        ]
+    return "\n".join(lines)
 
 
 def _written(config: Mapping[str, Any]) -> str:
     classes, experiment, shown = config["classes"], config["experiment"], config["preprocessing"]
     calibration, last = config["calibration"], config["updates"][-1]
     method = experiment["method"] + (" + CCFA" if experiment["ccfa"] else "")
-    accuracy = f"{_percent(last['accuracy'])} on {last['held_out']} images that were not trained on"
+    accuracy = (
+        f"{_percent(last['accuracy'])}, the mean over classes, on {last['held_out']} images that were not trained on"
+    )
     if last["measured_classes"] < len(classes):
         accuracy += f", of {last['measured_classes']} classes only; the model has kept no images of the others"
     lines = [
@@ -76,6 +79,7 @@ def _written(config: Mapping[str, Any]) -> str:
         f"{shown['size']} x {shown['size']} pixels, {shown['interpolation']}; divided by 255, normalised with mean "
         f"{_numbers(shown['mean'])} and standard deviation {_numbers(shown['std'])}.",
     ]
+    lines.append(f"- Training: {_training(config)}.")
     if plugins := config.get("plugins"):
         names = ", ".join(map(_cell, plugins))
         lines.append(f"- Plug-ins: {names}. The model does not contain them; give them to ccfa with `--plugin`.")
@@ -102,6 +106,18 @@ def _written(config: Mapping[str, Any]) -> str:
             f"| {number} | {update['date'][:10]} | {names} | {update['photos']} | {_percent(update['accuracy'])} |"
         )
     return "\n".join(lines)
+
+
+def _training(config: Mapping[str, Any]) -> str:
+    """What the backbone started from, and how it was trained."""
+    start, first = config["weights"], config["updates"][0]["phases"]
+    began = {"none": "random weights", "pretrained": "timm's pretrained weights"}.get(
+        start, f"the weights with {start}"
+    )
+    phases = [
+        f"{one['name']} {one['epochs']} epochs, batches of {one['batch_size']}, rate {one['lr']:g}" for one in first
+    ]
+    return f"the backbone began with {began}; " + ("; ".join(phases) or "it was not trained")
 
 
 def _percent(value: float | None) -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,21 +21,23 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from ccfa import __version__
-from ccfa.deployment.model import Model
+from ccfa.data import decode_files
+from ccfa.deployment.model import Model, expanded
 from ccfa.deployment.scoring import Classifier
-from ccfa.errors import ModelError, UsageError, choose
+from ccfa.errors import DataError, ModelError, UsageError, choose
 from ccfa.files import make_folder, require_place, write_atomically
 
 TOLERANCE = 1e-4  # of a probability; of a score, as a share of the largest score
 OPSET = 18  # of ONNX: what the exporter is written for, and what runtimes have known since 2023
 OUTPUTS = ["scores", "probabilities", "familiarity"]
 METADATA = "metadata.json"  # in a torch.export file
-COMPARED = 256  # at most so many held-out images, and as many exemplars
+COMPARED = 256  # at most so many images of a kind
 NOISE = 14
 BATCH = 7  # some images are compared one by one, and all in batches of so many
 ONNX_LIMIT = 2**31 - 2**24  # bytes of weights: a protobuf has less than 2 GiB
 
 Facts = dict[str, Any]
+Some = TypeVar("Some", list[Path], Tensor)
 Runner = Callable[[Tensor], list[NDArray[np.float32]]]
 """uint8 images -> scores, probabilities and familiarity."""
 
@@ -46,30 +48,31 @@ class Exported(NamedTuple):
     Args:
         path: The file.
         size: Its bytes.
-        images: How many images it was compared on.
+        compared: How many images of each kind it was compared on: photos, held-out images, exemplars, noise.
         difference: The largest difference between a probability of the file and of the model.
     """
 
     path: Path
     size: int
-    images: int
+    compared: dict[str, int]
     difference: float
 
 
-def export_model(model: Model, path: Path | str, format: str = "onnx") -> Exported:
+def export_model(model: Model, path: Path | str, format: str = "onnx", images: Path | str | None = None) -> Exported:
     """Write a model as one file that predicts without ccfa. The file has the network and the class names, no exemplars.
 
     Its input `images` is uint8 of shape (any number, channels, size, size), and its outputs are `scores`,
     `probabilities` and `familiarity`. Normalising is part of it; cropping and resizing are not, and its metadata say
     how to do them.
 
-    The file is compared with the model on held-out images, exemplars and noise. If it predicts anything else than the
-    model does, it is not written.
+    The file is compared with the model on held-out images and exemplars, if the model keeps them, on photos, if they
+    are given, and on noise. If it predicts anything else than the model does, it is not written.
 
     Args:
         model: The model.
         path: The file, which ends in .onnx or, for `torch`, in .pt2. An existing file is replaced.
         format: `onnx`, which needs the extra `onnx`, or `torch`, for `torch.export.load`.
+        images: A photo, or a folder of photos, to compare on. The default, ranpac, keeps none.
 
     Returns:
         The file, and the largest difference that was found.
@@ -99,20 +102,21 @@ def export_model(model: Model, path: Path | str, format: str = "onnx") -> Export
     _require(chosen.packages)
     require_place(path.parent)
     classifier = copy.deepcopy(model.classifier).cpu()
-    images = _images(model)
+    kinds = _images(model, images)
+    pixels = torch.cat([*kinds.values()])
     with _quiet():
         try:
-            program = _program(classifier, images.shape[1:])
+            program = _program(classifier, pixels.shape[1:])
             content = chosen.serialised(program, _facts(model))
         except ModelError:
             raise
         except Exception as error:  # a foreign backbone can be anything
             reason = str(error).strip().partition("\n")[0]
             raise ModelError(f"The network of {model.path} cannot be exported as {format}: {reason}") from error
-        difference = _compared(classifier, chosen.opened(content), images)
+        difference = _compared(classifier, chosen.opened(content), pixels)
     make_folder(path.parent)
     write_atomically(path, content)
-    return Exported(path, len(content), len(images), difference)
+    return Exported(path, len(content), {kind: len(some) for kind, some in kinds.items()}, difference)
 
 
 def default_path(model: Path, format: str) -> Path:
@@ -146,13 +150,25 @@ def _facts(model: Model) -> Facts:
     }
 
 
-def _images(model: Model) -> Tensor:
-    """Images to compare on: held-out ones and exemplars of all classes, if the model has them, and noise."""
-    stored = [part.images for part in (model.state.held_out, model.state.memory) if part]
-    spread = [images[:: math.ceil(len(images) / COMPARED)] for images in stored if len(images)]
+def _images(model: Model, given: Path | str | None) -> dict[str, Tensor]:
+    """Images to compare on, by kind: photos that are given, what the model keeps of all classes, and noise."""
+    kinds = {}
+    if given is not None:
+        pixels, _, unreadable = decode_files(_spread(list(expanded([given]))), model.framing)
+        if not len(pixels):
+            raise DataError(f"{unreadable[0][0]} {unreadable[0][1]}.")
+        kinds["photo"] = model.gray_if_needed(torch.from_numpy(pixels))
+    for kind, kept in (("held-out image", model.state.held_out), ("exemplar", model.state.memory)):
+        if kept and len(kept.images):
+            kinds[kind] = _spread(kept.images)
     shape = NOISE, model.channels, model.framing.size, model.framing.size
-    noise = torch.randint(256, shape, generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    return torch.cat([*spread, noise])
+    kinds["noise image"] = torch.randint(256, shape, generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    return kinds
+
+
+def _spread(images: Some) -> Some:
+    """At most COMPARED of them, from all classes."""
+    return images[:: math.ceil(len(images) / COMPARED)]
 
 
 def _program(classifier: Classifier, shape: torch.Size) -> ExportedProgram:

@@ -26,12 +26,13 @@ from torch import Tensor
 
 from ccfa.deployment.card import model_card
 from ccfa.errors import DataError, LockedError, ModelError, UsageError
-from ccfa.experiments.run_directory import locked
 from ccfa.files import (
+    LOCK,
     TENSOR_LIMIT,
     TEXT_LIMIT,
     damage_named,
     disk_errors,
+    locked,
     make_folder,
     read_file,
     read_regular,
@@ -93,7 +94,6 @@ class ModelFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._is_held = False
 
     def __repr__(self) -> str:
         return f"ModelFolder({str(self.path)!r})"
@@ -211,10 +211,7 @@ class ModelFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder against other writers, and finish what a killed one has left. Holding it twice is once."""
-        if self._is_held:
-            yield
-            return
+        """Hold the folder against other writers, and finish what a killed one has left."""
         self.require_unused()
         created = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         make_folder(self.path)
@@ -224,15 +221,13 @@ class ModelFolder:
             except LockedError:
                 told = f"{self.path} is in use: another process is changing it. Wait for it to end."
                 raise LockedError(told) from None
-            self._is_held = True
             try:
                 self._settle()
                 yield
             finally:
-                self._is_held = False
                 if not self.holds_model():  # nothing came of it
                     with suppress(OSError):
-                        (self.path / ".lock").unlink(missing_ok=True)
+                        (self.path / LOCK).unlink(missing_ok=True)
                         for folder in created:
                             folder.rmdir()
 

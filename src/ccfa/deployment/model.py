@@ -1,17 +1,29 @@
 """A trained model: opened from its folder, asked for predictions, measured on photos."""
 
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from contextlib import contextmanager
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image, ImageOps
 from torch import Tensor
 
-from ccfa.data import Framing, Transforms, cache_folder, decode_files, find_images, read_photos
+from ccfa.data import (
+    Framing,
+    Transforms,
+    cache_folder,
+    decode_files,
+    find_images,
+    frame,
+    image_digests,
+    read_photos,
+)
 from ccfa.data.images import some
 from ccfa.deployment.folder import ModelFolder, State
 from ccfa.deployment.scoring import Calibration, Classifier, probabilities, score
@@ -22,13 +34,15 @@ from ccfa.learning.acceleration import pick_device
 from ccfa.learning.state import network_of
 from ccfa.methods import Method
 from ccfa.plugins import loaded_plugins
-from ccfa.settings import Experiment
+from ccfa.settings import Experiment, Running
 
 if TYPE_CHECKING:
     from ccfa.settings import Learning
 
 CHUNK = 64  # photos decoded at a time
 RULES = ("logits", "nearest_mean")
+ACCEPTED = "Images of any size are paths, images of PIL, or uint8 arrays of shape (height, width, 3), one or several"
+Given = Path | str | Image.Image | NDArray[np.uint8]
 
 
 class Prediction(NamedTuple):
@@ -78,6 +92,7 @@ class Evaluation(NamedTuple):
         wrong: Each wrong photo: the true class and the prediction.
         unknown: The photos of classes that the model does not know, with their predictions.
         unreadable: The files that could not be read, with the reasons.
+        seen: How many photos of known classes the model has learned from or held out before.
     """
 
     class_names: tuple[str, ...]
@@ -85,6 +100,7 @@ class Evaluation(NamedTuple):
     wrong: tuple[tuple[str, Prediction], ...]
     unknown: tuple[tuple[str, Prediction], ...]
     unreadable: tuple[tuple[Path, str], ...]
+    seen: int = 0
 
     @property
     def images(self) -> int:
@@ -100,6 +116,39 @@ class Evaluation(NamedTuple):
         """The number of photos, and of recognised ones, of each class that has photos."""
         rows = zip(self.class_names, self.confusion.sum(axis=1), np.diag(self.confusion), strict=True)
         return {name: (int(images), int(right)) for name, images, right in rows if images}
+
+    def to_dict(self) -> dict[str, object]:
+        """Return everything as JSON shows it. The confusion has each true class, and what it was taken for how often.
+
+        >>> found = Evaluation(("ant", "bee"), np.array([[3, 1], [0, 2]]), (), (), ())
+        >>> found.to_dict()["confusion"]
+        {'ant': {'ant': 3, 'bee': 1}, 'bee': {'bee': 2}}
+        """
+        by_class = {
+            name: {"photos": images, "recognised": right, "accuracy": right / images}
+            for name, (images, right) in self.by_class().items()
+        }
+        confusion = {
+            name: {other: int(times) for other, times in zip(self.class_names, row, strict=True) if times}
+            for name, row in zip(self.class_names, self.confusion, strict=True)
+            if name in by_class
+        }
+        return {
+            "photos": self.images,
+            "seen_before": self.seen,
+            "accuracy": self.accuracy,
+            "mean_over_classes": sum(one["accuracy"] for one in by_class.values()) / len(by_class),
+            "by_class": by_class,
+            "confusion": confusion,
+            "wrong": [_mistaken(*one) for one in self.wrong],
+            "unknown": [_mistaken(*one) for one in self.unknown],
+            "unreadable": [{"file": str(path), "error": reason} for path, reason in self.unreadable],
+        }
+
+
+def _mistaken(truth: str, one: Prediction) -> dict[str, object]:
+    found = {"predicted": one.name, "confidence": round(one.confidence, 4), "unfamiliar": one.unfamiliar}
+    return {"file": str(one.path), "class": truth, **found}
 
 
 class Model:
@@ -155,23 +204,35 @@ class Model:
         """The content of config.json, without the digests."""
         return self.state.config
 
-    def predict(
-        self, images: "Path | str | Iterable[Path | str] | Tensor | NDArray[np.uint8]", top: int = 5
-    ) -> list[Prediction]:
+    def predict(self, images: "Given | Iterable[Given] | Tensor", top: int = 5) -> list[Prediction]:
         """Predict the class of each image.
 
         Args:
-            images: The path of a file or of a folder, several paths, or pixels: uint8, of shape (number of images,
-                channels, size, size), framed as the model's own images.
+            images: The path of a file or of a folder, an image of any size (of PIL, or a uint8 array of shape (height,
+                width, 3)), several of these, or pixels that are framed as the model's own images: uint8, of shape
+                (number of images, channels, size, size).
             top: How many classes to list for each image.
 
         Returns:
             One prediction per image. A file that cannot be read has a prediction with an `error`.
         """
-        if isinstance(images, Tensor | np.ndarray):
-            return self._predicted(self._checked(torch.as_tensor(images)), top)
-        paths = [images] if isinstance(images, str | Path) else images
-        return list(self.predict_files(expanded(paths), top))
+        if isinstance(images, Tensor) or (isinstance(images, np.ndarray) and images.ndim != 3):
+            return self._predicted(self._checked(images), top)
+        given = [images] if isinstance(images, str | Path | Image.Image | np.ndarray) else images
+        if not isinstance(given, Iterable):
+            raise UsageError(f"{ACCEPTED}, got {type(given).__name__}.")
+        found: list[Prediction] = []
+        for is_path, group in groupby(given, lambda one: isinstance(one, str | Path)):
+            if is_path:
+                found += self.predict_files(expanded(group), top)
+            else:
+                found += self._predict_images(group, top)
+        return found
+
+    def _predict_images(self, images: Iterable[object], top: int) -> Iterator[Prediction]:
+        while chunk := list(islice(images, CHUNK)):
+            pixels = np.stack([_framed(image, self.framing) for image in chunk])
+            yield from self._predicted(self.gray_if_needed(torch.from_numpy(pixels)), top)
 
     def predict_files(self, paths: Iterable[Path], top: int = 5) -> Iterator[Prediction]:
         """Predict the class of each file, one after the other; the files are read in chunks."""
@@ -193,15 +254,16 @@ class Model:
         weights = torch.tensor([0.299, 0.587, 0.114])[None, :, None, None]
         return (pixels * weights).sum(dim=1, keepdim=True).round().to(torch.uint8)
 
-    def _checked(self, pixels: Tensor) -> Tensor:
-        wanted = (self.channels, self.framing.size, self.framing.size)
-        if pixels.dtype != torch.uint8 or pixels.dim() != 4 or tuple(pixels.shape[1:]) != wanted:
+    def _checked(self, pixels: Tensor | NDArray[Any]) -> Tensor:
+        wanted, kind = (self.channels, self.framing.size, self.framing.size), str(pixels.dtype).removeprefix("torch.")
+        if kind != "uint8" or tuple(pixels.shape[1:]) != wanted:
             raise UsageError(
-                f"Images must be uint8 of shape (number of images, {', '.join(map(str, wanted))}), got "
-                f"{str(pixels.dtype).removeprefix('torch.')} of shape {tuple(pixels.shape)}. Files of any size can be "
-                f"given by their paths."
+                f"Framed images must be uint8 of shape (number of images, {', '.join(map(str, wanted))}), got {kind} "
+                f"of shape {tuple(pixels.shape)}. {ACCEPTED}."
             )
-        return pixels
+        if isinstance(pixels, np.ndarray):
+            pixels = np.require(pixels, requirements=["C", "W"])  # a copy where torch cannot share the memory
+        return torch.as_tensor(pixels)
 
     def _predicted(self, pixels: Tensor, top: int) -> list[Prediction]:
         _require_some(top)
@@ -232,23 +294,27 @@ class Model:
         found = self._predicted(self.gray_if_needed(photos.images.images), 5)
         labels = {name: label for label, name in enumerate(self.class_names)}
         confusion = np.zeros((len(labels), len(labels)), dtype=np.int64)
-        wrong, unknown = [], []
-        for truth, prediction, path in zip(names, found, photos.paths, strict=True):
+        wrong, unknown, seen = [], [], 0
+        known = {bytes(one) for one in self.state.learner["photos"].numpy()}
+        digests = image_digests(photos.images.images.numpy())
+        for truth, prediction, path, digest in zip(names, found, photos.paths, digests, strict=True):
             told = truth, prediction._replace(path=path)
             if truth not in labels:
                 unknown.append(told)
                 continue
+            seen += digest in known
             confusion[labels[truth], labels[prediction.name]] += 1
             if truth != prediction.name:
                 wrong.append(told)
         if not confusion.any():
             raise DataError(f"No class of {folder} is known to the model. Its classes are {some(self.class_names)}.")
-        return Evaluation(self.class_names, confusion, tuple(wrong), tuple(unknown), photos.unreadable)
+        return Evaluation(self.class_names, confusion, tuple(wrong), tuple(unknown), photos.unreadable, seen)
 
     def learn(self, folder: Path | str, asked: "Learning | None" = None) -> "Model":
         """Learn the new classes of a folder, from its photos and the model's own memory.
 
-        The model's folder is changed when everything is learned, in one step. This object stays as it is.
+        The model's folder is changed when everything is learned, in one step. This object stays as it is. It learns on
+        the device that the model was loaded on.
 
         Args:
             folder: A folder with one subfolder per class.
@@ -259,7 +325,7 @@ class Model:
         """
         from ccfa.deployment.updating import learn
 
-        return learn(self.path, folder, asked)
+        return learn(self.path, folder, asked, Running(device=str(self.device)))
 
 
 def _method_of(path: Path, experiment: Experiment, plugins: Mapping[str, str]) -> Method:
@@ -290,7 +356,30 @@ def load_model(path: Path | str, device: str = "auto") -> Model:
     Returns:
         The model.
     """
-    return Model(Path(path), ModelFolder(path).read(), pick_device(device))
+    folder = ModelFolder(path)
+    with undo_named(folder):
+        return Model(Path(path), folder.read(), pick_device(device))
+
+
+@contextmanager
+def undo_named(folder: ModelFolder) -> Iterator[None]:
+    """Let an error about a damaged model say how to go back to the state before, if there is one."""
+    try:
+        yield
+    except ModelError as error:
+        if not folder.holds_model() or not folder.earlier():
+            raise
+        raise ModelError(f"{error} `ccfa undo {folder.path}` goes back to the state before the last update.") from error
+
+
+def _framed(image: object, framing: Framing) -> NDArray[np.uint8]:
+    """Frame an image as if it were read from a file."""
+    got = f"{image.dtype} of shape {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] == (3,) and image.size:
+        image = Image.fromarray(image)
+    if not isinstance(image, Image.Image) or 0 in image.size:
+        raise UsageError(f"{ACCEPTED}, got {got}.")
+    return frame(ImageOps.exif_transpose(image), framing)
 
 
 def _require_some(top: int) -> None:
@@ -303,6 +392,6 @@ def expanded(paths: Iterable[Path | str]) -> Iterator[Path]:
     for given in paths:
         path = Path(given)
         try:
-            yield from find_images(path) if path.is_dir() else [path]
+            yield from find_images(path) if os.path.isdir(path) else [path]
         except DataError:
             yield path  # reading it will say why

@@ -1,17 +1,27 @@
 """A finished run as a model."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ccfa.data import DATASETS, Framing
 from ccfa.data.registry import FAMILIES
 from ccfa.deployment.folder import ModelFolder
-from ccfa.deployment.model import RULES, Model
-from ccfa.deployment.updating import DIGEST_SIZE, PHOTOS, new_state, now
+from ccfa.deployment.model import Model
+from ccfa.deployment.scoring import class_weights
+from ccfa.deployment.updating import (
+    PHOTOS,
+    new_state,
+    now,
+    phases_of,
+    photo_tensors,
+    require_rule,
+    weights_name,
+)
 from ccfa.errors import ModelError, UsageError
-from ccfa.evaluation import rule_name
 from ccfa.experiments.experiment import framing_of
 from ccfa.experiments.run_directory import Run
 from ccfa.experiments.running import DEFAULTS, acceleration_of, resolve_again
@@ -41,8 +51,7 @@ def model_of_run(run: Path | str, out: Path | str, running: Running = DEFAULTS) 
     if not directory.is_finished():
         raise UsageError(f"{run} is not finished. Continue it first: ccfa resume {run}")
     resolved = resolve_again(directory, running.data_dir)
-    if rule_name(resolved.method.predict) not in RULES:
-        raise UsageError(f"{resolved.method.name} predicts by a rule of its own, which a model folder cannot hold.")
+    require_rule(resolved.method)
     _, height, width = resolved.train.shape
     if height != width:
         raise UsageError(f"A model takes square images, and those of {run} have {height} x {width} pixels.")
@@ -76,22 +85,32 @@ def model_of_run(run: Path | str, out: Path | str, running: Running = DEFAULTS) 
             "photos": sum(counts[stage.num_old : stage.num_seen]),
             "held_out": int((resolved.test.labels < stage.num_seen).sum()),
             "measured_classes": stage.num_seen,
-            "accuracy": float(report.rules[report.own].overall[stage.index]),
+            "accuracy": _accuracy(directory.read_predictions(stage.index), report.own),
             "seconds": round(report.seconds / len(resolved.stages), 1),
             "device": report.environment.get("device", "unknown"),
+            "phases": phases_of(resolved.method, stage),
         }
         for stage in resolved.stages
     ]
+    # Photos of a folder may be given to `ccfa learn` again; images of a data set are not files.
+    known = (resolved.train, resolved.test) if experiment.data == PHOTOS else ()
     state = new_state(
         learner,
-        experiment=experiment,
-        plugins=directory.config.get("plugins", {}),
+        experiment,
         framing=framing,
         held_out=resolved.test,
+        photos=photo_tensors(*((part.images, part.labels) for part in known)),
         classes=classes,
         updates=updates,
-        digests=torch.empty(0, DIGEST_SIZE, dtype=torch.uint8),
+        plugins=directory.config.get("plugins", {}),
+        weights=weights_name(resolved.method),
     )
     with folder.held():
         folder.replace(state)
     return Model(folder.path, state, device)
+
+
+def _accuracy(predictions: Mapping[str, NDArray[np.int64]], rule: str) -> float:
+    """The mean over classes, as models have it."""
+    labels = predictions["labels"]
+    return float(np.average(predictions[f"by_{rule}"] == labels, weights=class_weights(labels)))

@@ -89,7 +89,7 @@ class Calibration(NamedTuple):
 
 
 def calibrate(scores: Floats, familiarity: Floats, labels: NDArray[np.int64]) -> Calibration:
-    """Fit the temperature to images that were not trained on, and measure what it does.
+    """Fit the temperature to images that were not trained on, and measure what it does. Every class counts the same.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = rng.integers(0, 3, 300)
@@ -100,21 +100,32 @@ def calibrate(scores: Floats, familiarity: Floats, labels: NDArray[np.int64]) ->
     """
     if not len(labels):
         return Calibration()
-    halves = np.arange(len(labels)) % 2 == 0
+    halves, weights = np.arange(len(labels)) % 2 == 0, class_weights(labels)
     error = before = None
     if len(labels) >= 2 * NUM_BINS:
         confidences = np.empty(len(labels))
         for half in (halves, ~halves):
             confidences[half] = probabilities(scores[half], best_temperature(scores[~half], labels[~half])).max(axis=1)
         is_right = scores.argmax(axis=1) == labels
-        error = calibration_error(confidences, is_right)
-        before = calibration_error(probabilities(scores, 1.0).max(axis=1), is_right)
-    threshold = float(np.quantile(familiarity, UNFAMILIAR_SHARE))
+        error = calibration_error(confidences, is_right, weights)
+        before = calibration_error(probabilities(scores, 1.0).max(axis=1), is_right, weights)
+    threshold = float(np.quantile(familiarity, UNFAMILIAR_SHARE, weights=weights, method="inverted_cdf"))
     return Calibration(best_temperature(scores, labels), threshold, len(labels), error, before)
 
 
+def class_weights(labels: NDArray[np.int64]) -> Floats:
+    """Weights of images, 1 on average, with which every class counts the same, however many images it has.
+
+    >>> class_weights(np.array([0, 0, 0, 1])).round(2).tolist()
+    [0.67, 0.67, 0.67, 2.0]
+    """
+    counts = np.bincount(labels)
+    weights: Floats = len(labels) / np.count_nonzero(counts) / counts[labels]
+    return weights
+
+
 def best_temperature(scores: Floats, labels: NDArray[np.int64]) -> float:
-    """The temperature with the least cross-entropy to smoothed targets.
+    """The temperature with the least cross-entropy to smoothed targets, averaged over classes.
 
     As in Platt (1999), n right answers count as a probability of (n + 1) / (n + 2): without this, a few images that
     are all recognised would make the model certain of everything.
@@ -125,6 +136,7 @@ def best_temperature(scores: Floats, labels: NDArray[np.int64]) -> float:
     right = (num + 1) / (num + 2)
     targets = np.full(scores.shape, (1 - right) / (classes - 1))
     targets[np.arange(num), labels] = right
+    targets *= class_weights(labels)[:, None]
     scale = max(float(np.mean(scores.max(axis=1) - scores.mean(axis=1))), 1e-12)  # scores have any unit
     losses = [-(targets * _log_probabilities(scores, scale * factor)).sum() for factor in _TEMPERATURES]
     return float(scale * _TEMPERATURES[int(np.argmin(losses))])
@@ -141,17 +153,15 @@ def _log_probabilities(scores: Floats, temperature: float) -> Floats:
     return logarithms
 
 
-def calibration_error(confidences: Floats, is_right: NDArray[np.bool_]) -> float:
-    """The expected calibration error with ten bins of equal width.
+def calibration_error(confidences: Floats, is_right: NDArray[np.bool_], weights: Floats) -> float:
+    """The expected calibration error with ten bins of equal width, of images that count by their weights.
 
-    >>> calibration_error(np.array([0.95, 0.95]), np.array([True, False]))
+    >>> calibration_error(np.array([0.95, 0.95]), np.array([True, False]), np.ones(2))
     0.45
     """
     bins = np.minimum((confidences * NUM_BINS).astype(int), NUM_BINS - 1)
-    gaps = [
-        abs(confidences[bins == one].mean() - is_right[bins == one].mean()) * np.mean(bins == one) for one in set(bins)
-    ]
-    return round(float(sum(gaps)), 12)
+    gaps = np.bincount(bins, weights * (confidences - is_right))
+    return round(float(np.abs(gaps).sum() / weights.sum()), 12)
 
 
 def score(classifier: Classifier, images: Tensor, batch_size: int = 128) -> tuple[Floats, Floats]:

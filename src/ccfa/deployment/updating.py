@@ -14,11 +14,12 @@ from torch.nn import functional as F
 
 import ccfa
 from ccfa.data import Framing, ImageSet, Photos, Stage, cache_folder, image_digests, read_photos
+from ccfa.data.images import some
 from ccfa.deployment.card import model_card
 from ccfa.deployment.folder import Images, ModelFolder, State
 from ccfa.deployment.model import RULES, Model
 from ccfa.deployment.scoring import Classifier, calibrate, embed, read
-from ccfa.errors import LockedError, UsageError, chosen_name
+from ccfa.errors import UsageError, chosen_name
 from ccfa.evaluation import rule_name
 from ccfa.experiments.experiment import describe, experiment_method, framing_of
 from ccfa.experiments.running import DEFAULTS, acceleration_of
@@ -27,9 +28,9 @@ from ccfa.learning.loop import num_batches, prepare_phase
 from ccfa.learning.state import restore, state_of
 from ccfa.methods import METHODS, Budget, Method, Phase, with_memory
 from ccfa.methods.frozen import ReadOut
-from ccfa.methods.parts import is_frozen, learns_one_class
+from ccfa.methods.parts import is_frozen, learns_one_class, start_afresh
 from ccfa.models import BACKBONES
-from ccfa.models.pretrained import timm_model, untrained
+from ccfa.models.pretrained import FromFile, FromTensors, timm_model, untrained
 from ccfa.options import schema
 from ccfa.plugins import load_plugin, loaded_plugins
 from ccfa.settings import Experiment, Learning, Running
@@ -38,7 +39,8 @@ DEFAULT_METHOD = "ranpac"  # chosen by benchmarks/photos.py; it keeps no photos
 PHOTOS = "./photos"  # the data set of a model's experiment: any folder, whose defaults it takes
 HELD_OUT_SHARE = 4  # of the images that are kept, one in so many more is kept to measure with
 DIGEST_SIZE = 16  # bytes, of a photo
-OWN_TENSORS = ("held_out.", "photos")  # of the model, not of its learner
+WORTH_COMPILING = 20_000  # steps: on a GPU, compiling takes a minute and then saves milliseconds per step
+OWN_TENSORS = ("held_out.", "photos", "photo_labels", "start.")  # of the model, not of its learner
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Plan:
         train: The images to learn from: those of the memory first, then the photos.
         held_out: The images to measure with.
         stage: The stage to learn.
-        digests: Of the photos that are learned or held out, (photos, 16), by which they are recognised later.
+        photos: The digests (photos, 16) of the photos that are learned or held out, by which they are recognised
+            later, and their labels (photos,).
         notes: What was found, and what else the user should know.
         keep: How many earlier states stay.
     """
@@ -73,7 +76,7 @@ class Plan:
     train: ImageSet
     held_out: ImageSet | None
     stage: Stage
-    digests: Tensor
+    photos: dict[str, Tensor]
     notes: tuple[str, ...]
     keep: int
 
@@ -117,20 +120,18 @@ def learn(
     Returns:
         The model as it is now.
     """
-    place = ModelFolder(path)
-    with place.held():  # from the start: a plan holds for the model that it was made for
-        return carry_out(plan_update(place, folder, asked or Learning(), running), running, observer)
+    with ModelFolder(path).held():  # from the start: a plan holds for the model that it was made for
+        return carry_out(plan_update(path, folder, asked or Learning(), running), running, observer)
 
 
-def plan_update(
-    path: ModelFolder | Path | str, folder: Path | str, asked: Learning, running: Running = DEFAULTS
-) -> Plan:
+def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: Running = DEFAULTS) -> Plan:
     """Look at the model and at the photos, and return what there is to do; nothing is changed."""
     _require_sound(asked)
     for plugin in running.plugin:
         load_plugin(plugin)
-    place = path if isinstance(path, ModelFolder) else ModelFolder(path)
-    before = None
+    place, before = ModelFolder(path), None
+    if place.path.resolve().is_relative_to(Path(folder).resolve()):
+        raise UsageError(f"{path} is inside {folder}, where every folder is a class. Name a folder elsewhere.")
     if place.holds_model():
         before = Model(place.path, place.read(), acceleration_of(running)[0])
         _require_same(before, asked)
@@ -138,8 +139,9 @@ def plan_update(
         place.require_unused()
     experiment = before.experiment if before else _new_experiment(asked)
     method = experiment_method(experiment)
-    if rule_name(method.predict) not in RULES:
-        raise UsageError(f"{method.name} predicts by a rule of its own, which a model folder cannot hold.")
+    require_rule(method)
+    if before and (start := _start_of(before.state)):
+        method = replace(method, backbone=FromTensors(method.backbone, start))
     framing = before.framing if before else framing_of(experiment, method)
     photos = read_photos(Path(folder), framing, recursive=asked.recursive, cache=cache_folder())
     known = before.class_names if before else ()
@@ -151,27 +153,30 @@ def plan_update(
             f"There is nothing to learn: the model knows every class of {folder} already. Use --more (more=True) to "
             f"learn from more photos of them."
         )
+    notes = list(photos.findings())
+    chosen = _chosen_photos(photos, before, asked, experiment.seed)
+    if chosen.known:
+        notes.append(f"{len(chosen.known)} of these photos have been learned or held out before. They are left out.")
+        if others := [f"{path} as {name!r}" for path, own, name in chosen.known if name != own]:
+            notes.append(f"Some of them were photos of another class: {some(others)}. `ccfa undo` unlearns an update.")
+    used = {found[label] for label in photos.images.labels[chosen.train + chosen.held_out].tolist()}
+    if empty := [name for name in new if name not in used]:
+        notes.append(f"{some(empty)}: left out, since all photos have been learned before, of other classes.")
+    new, more = tuple(filter(used.__contains__, new)), tuple(filter(used.__contains__, old))
+    if not new and not more:
+        raise UsageError(f"There is nothing to learn: all photos of {folder} have been learned before.")
     if before and len(new) == 1 and not learns_one_class(method):
         raise UsageError(
             f"{method.name} learns nothing from a single new class, here {new[0]!r}. Give it two or more at once, or "
             f"make a model with another method (see `ccfa list methods`)."
         )
-    notes = list(photos.findings())
-    method = _with_budget(method, asked, before, framing, len(known) + len(new))
-    chosen = _chosen_photos(photos, before, (*known, *new), asked, experiment.seed)
-    if chosen.num_known:
-        notes.append(f"{chosen.num_known} of these photos have been learned or held out before. They are left out.")
-    used = {photos.images.class_names[label] for label in photos.images.labels[chosen.train + chosen.held_out].tolist()}
-    if empty := [name for name in new if name not in used]:
-        raise UsageError(
-            f"All photos of the new class {empty[0]!r} have been learned before, as photos of other classes."
-        )
-    more = tuple(name for name in old if name in used)
-    if not new and not more:
-        raise UsageError(f"There is nothing to learn: all photos of {folder} have been learned before.")
     if more and not new and not _learns_more(method):
         raise UsageError(f"{method.name} learns from more photos of known classes only together with a new class.")
-    train, held_out = _image_sets(photos, before, (*known, *new), chosen)
+    method = _with_budget(method, asked, before, framing, len(known) + len(new))
+    names, rows = (*known, *new), chosen.train + chosen.held_out
+    numbers = torch.tensor([names.index(name) if name in names else -1 for name in found])
+    labels = numbers[photos.images.labels]
+    train, held_out = _image_sets(photos, before, names, labels, chosen)
     assert train  # a class has at least one photo to learn from
     index = int(before.config["learner"]["stage"][0]) + 1 if before else 0
     stage = Stage(index if new else index - 1, len(known), len(known) + len(new))
@@ -200,10 +205,21 @@ def plan_update(
         train=train,
         held_out=held_out,
         stage=stage,
-        digests=chosen.digests,
+        photos=photo_tensors((photos.images.images[rows], labels[rows])),
         notes=tuple(notes),
         keep=asked.keep,
     )
+
+
+def require_rule(method: Method) -> None:
+    """Refuse a method whose rule of prediction a model folder cannot hold."""
+    if rule_name(method.predict) not in RULES:
+        raise UsageError(f"{method.name} predicts by a rule of its own, which a model folder cannot hold.")
+
+
+def _start_of(state: State) -> dict[str, Tensor]:
+    """The weights from which a method that starts afresh begins each time; nothing if they are random."""
+    return {name.removeprefix("start."): part for name, part in state.learner.items() if name.startswith("start.")}
 
 
 def _require_sound(asked: Learning) -> None:
@@ -251,21 +267,28 @@ def _new_experiment(asked: Learning) -> Experiment:
 def _require_same(model: Model, asked: Learning) -> None:
     """Refuse options that would make another model of an existing one."""
     is_ = model.experiment
-    given = {
-        "--method": (asked.method and chosen_name("method", asked.method, METHODS), is_.method),
-        "--ccfa": (asked.ccfa or None, is_.ccfa),
-        "--image-size": (asked.image_size, model.framing.size),
-        "--seed": (asked.seed, is_.seed),
-        "--backbone": (asked.backbone, is_.options.get("backbone")),
-        **{name: (value, is_.options.get(name)) for name, value in asked.options.items()},
-    }
     if asked.weights is not None:
         raise UsageError("--weights are what a new model starts from; this model has learned its own.")
-    for name, (wanted, has) in given.items():
-        if wanted is not None and wanted != has:
+    changes: dict[str, tuple[object, Experiment]] = {
+        "--seed": (asked.seed, replace(is_, seed=is_.seed if asked.seed is None else asked.seed)),
+        "--image-size": (asked.image_size, replace(is_, image_size=asked.image_size or is_.image_size)),
+        "--method": (asked.method, replace(is_, method=asked.method or is_.method)),
+        "--ccfa": (asked.ccfa, replace(is_, ccfa=asked.ccfa or is_.ccfa)),
+    }
+    given = asked.options | ({"backbone": asked.backbone} if asked.backbone else {})
+    changes |= {
+        f"--set {name}": (text, replace(is_, options={**is_.options, name: text})) for name, text in given.items()
+    }
+    for name, (wanted, other) in changes.items():
+        if other != is_ and _decided(other) != _decided(is_):
             raise UsageError(
-                f"{name} is chosen when a model is made and stays. {name} {wanted} would make another model of it."
+                f"{name} is chosen when a model is made and stays. {wanted} would make another model of it."
             )
+
+
+def _decided(experiment: Experiment) -> tuple[object, ...]:
+    """What decides a model's learning, whether it was said or is the default."""
+    return experiment.seed, experiment.image_size, describe(experiment_method(experiment))
 
 
 def _with_budget(method: Method, asked: Learning, before: Model | None, framing: Framing, num_seen: int) -> Method:
@@ -293,49 +316,54 @@ class Chosen(NamedTuple):
 
     train: list[int]
     held_out: list[int]
-    digests: Tensor  # of these photos
-    num_known: int  # how many others the model has seen before
+    known: list[tuple[Path, str, str]]  # photos that the model has seen before: of which class now, and of which then
 
 
-def _chosen_photos(photos: Photos, before: Model | None, names: Sequence[str], asked: Learning, seed: int) -> Chosen:
+def _chosen_photos(photos: Photos, before: Model | None, asked: Learning, seed: int) -> Chosen:
     """Choose photos to learn from and photos to measure with, each once in the life of the model.
 
     A photo that is in two classes is never measured with: its other copy may be learned.
     """
-    known = set(names[: len(before.class_names)]) if before and not asked.more else set()
-    seen = {bytes(one) for one in before.state.learner["photos"].numpy()} if before else set()
+    left_out = set(before.class_names) if before and not asked.more else set()
+    seen: dict[bytes, str] = {}
+    if before:
+        stored = before.state.learner
+        of_classes = [before.class_names[label] for label in stored["photo_labels"].tolist()]
+        seen = dict(zip(map(bytes, stored["photos"].numpy()), of_classes, strict=True))
     repeated = {path for _, path in photos.duplicates}
     unclear = {path for pair in photos.conflicts for path in pair}
     digests, labels = image_digests(photos.images.images.numpy()), photos.images.labels.numpy()
     random = np.random.RandomState(seed)
-    train: list[int] = []
-    held_out: list[int] = []
-    num_known = 0
+    chosen = Chosen([], [], [])
     for label, name in enumerate(photos.images.class_names):
-        if name in known:
+        if name in left_out:
             continue
         rows = [row for row in np.flatnonzero(labels == label).tolist() if photos.paths[row] not in repeated]
         fresh = [row for row in rows if digests[row] not in seen]
-        num_known += len(rows) - len(fresh)
+        chosen.known.extend((photos.paths[row], name, seen[digests[row]]) for row in rows if digests[row] in seen)
         clear = random.permutation([row for row in fresh if photos.paths[row] not in unclear]).tolist()
         num_held = min(max(round(asked.held_out * len(fresh)), 1), len(fresh) - 1, len(clear)) if asked.held_out else 0
         held = sorted(clear[: max(num_held, 0)])
-        held_out += held
-        train += sorted(set(fresh) - set(held))
-    used = b"".join(digests[row] for row in train + held_out)
-    return Chosen(train, held_out, torch.tensor(list(used), dtype=torch.uint8).view(-1, DIGEST_SIZE), num_known)
+        chosen.held_out.extend(held)
+        chosen.train.extend(sorted(set(fresh) - set(held)))
+    return chosen
+
+
+def photo_tensors(*parts: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    """What a model keeps of photos, given as images and labels, to recognise them later: digests and labels."""
+    digests = b"".join(one for images, _ in parts for one in image_digests(images.cpu().numpy()))
+    labels = torch.cat([torch.empty(0, dtype=torch.int64), *(labels.cpu() for _, labels in parts)])
+    return {"photos": torch.tensor(list(digests), dtype=torch.uint8).view(-1, DIGEST_SIZE), "photo_labels": labels}
 
 
 def _image_sets(
-    photos: Photos, before: Model | None, names: Sequence[str], chosen: Chosen
+    photos: Photos, before: Model | None, names: Sequence[str], labels: Tensor, chosen: Chosen
 ) -> tuple[ImageSet | None, ImageSet | None]:
     """The images to learn from and those to measure with: the stored ones first, then the photos."""
-    labels = {name: label for label, name in enumerate(names)}
-    own_labels = torch.tensor([labels.get(name, -1) for name in photos.images.class_names])
     stored = (before.state.memory, before.state.held_out) if before else (None, None)
     sets: list[ImageSet | None] = []
     for rows, kept in zip((chosen.train, chosen.held_out), stored, strict=True):
-        pixels, own = photos.images.images[rows], own_labels[photos.images.labels[rows]]
+        pixels, own = photos.images.images[rows], labels[rows]
         if before:
             pixels = before.gray_if_needed(pixels)
         if kept:
@@ -353,10 +381,12 @@ def estimated_seconds(plan: Plan, running: Running = DEFAULTS) -> float:
         for index, phase in enumerate(plan.method.phases(plan.stage)):
             seconds += _phase_seconds(learner, phase, index)
     batch = torch.arange(min(len(plan.train), 64), device=learner.device)
+    learner.embeddings(batch)  # the first time takes longer
     began = time.monotonic()
     learner.embeddings(batch)
-    passes = 3 * len(plan.train) + len(plan.held_out or ())  # exemplars, what terms remember, the measurement
-    return seconds + (time.monotonic() - began) / len(batch) * passes
+    passes = bool(plan.method.terms) + bool(plan.method.select_exemplars)  # what terms remember, and exemplars
+    images = passes * len(plan.train) + len(plan.held_out or ())
+    return seconds + (time.monotonic() - began) / len(batch) * images
 
 
 def _phase_seconds(learner: Learner, phase: Phase, index: int) -> float:
@@ -376,6 +406,7 @@ def _phase_seconds(learner: Learner, phase: Phase, index: int) -> float:
 def _learner(plan: Plan, running: Running, observer: Observer | None) -> Learner:
     """A learner that stands where the model does, with the plan's images as its training set."""
     device, acceleration = acceleration_of(running)
+    acceleration = replace(acceleration, compile=acceleration.compile and _num_steps(plan) >= WORTH_COMPILING)
     learner = Learner(
         plan.method, plan.train, seed=plan.experiment.seed, device=device, acceleration=acceleration, observer=observer
     )
@@ -400,24 +431,26 @@ def _learner(plan: Plan, running: Running, observer: Observer | None) -> Learner
     return learner
 
 
+def _num_steps(plan: Plan) -> int:
+    """How many training steps there are at most."""
+    phases = plan.method.phases(plan.stage) if plan.new else ()
+    return sum(phase.epochs * num_batches(len(plan.train), phase.batch_size) for phase in phases)
+
+
 def _more_labels(plan: Plan) -> list[int]:
     return sorted(plan.train.class_names.index(name) for name in plan.more)
 
 
 def carry_out(plan: Plan, running: Running = DEFAULTS, observer: Observer | None = None) -> Model:
-    """Learn what was planned and replace the model, in one step."""
-    with plan.folder.held():
-        present = plan.folder.read_config() if plan.folder.holds_model() else None
-        if present != (plan.before.config if plan.before else None):
-            raise LockedError(f"{plan.folder.path} was changed by another process meanwhile. Try again.")
-        began = time.monotonic()
-        learner = _learner(plan, running, observer)
-        if plan.new:
-            learner.learn(plan.stage)
-        if plan.more:
-            _conclude_more(learner, plan)
-        state = _state(plan, learner, time.monotonic() - began)
-        plan.folder.replace(state, plan.keep)
+    """Learn what was planned and replace the model, in one step. Hold its folder from the plan on."""
+    began = time.monotonic()
+    learner = _learner(plan, running, observer)
+    if plan.new:
+        learner.learn(plan.stage)
+    if plan.more:
+        _conclude_more(learner, plan)
+    state = _state(plan, learner, time.monotonic() - began)
+    plan.folder.replace(state, plan.keep)
     return Model(plan.folder.path, state, learner.device)
 
 
@@ -454,42 +487,38 @@ def _state(plan: Plan, learner: Learner, seconds: float) -> State:
         "photos": sum(photos),
         "seconds": round(seconds, 1),
         "device": str(learner.device),
+        "phases": phases_of(plan.method, plan.stage) if plan.new else [],
     }
     return new_state(
         learner,
-        experiment=plan.experiment,
-        plugins=config.get("plugins", {}) | loaded_plugins(),
+        plan.experiment,
         framing=plan.framing,
         held_out=plan.held_out,
-        earlier=plan.before.state.learner if plan.before else None,
-        num_stored=plan.num_held_before,
+        photos=plan.photos,
         classes=classes,
         updates=[*config.get("updates", []), update],
-        number=config.get("state", 0) + 1,
-        digests=plan.digests,
-        card=plan.folder.read_card(),
+        plugins=config.get("plugins", {}) | loaded_plugins(),
+        weights=config.get("weights") or weights_name(plan.method),
+        before=plan.before.state._replace(card=plan.folder.read_card()) if plan.before else None,
     )
 
 
 def new_state(
     learner: Learner,
-    *,
     experiment: Experiment,
-    plugins: Mapping[str, str],
+    *,
     framing: Framing,
     held_out: ImageSet | None,
+    photos: Mapping[str, Tensor],
     classes: list[dict[str, Any]],
     updates: list[dict[str, Any]],
-    earlier: Mapping[str, Tensor] | None = None,
-    num_stored: int = 0,
-    digests: Tensor,
-    number: int = 1,
-    card: str = "",
+    plugins: Mapping[str, str],
+    weights: str,
+    before: State | None = None,
 ) -> State:
     """The state of a model that a learner has become: what it keeps, measured on images it was not trained on.
 
-    `classes` and `updates` are completed: the memory of each class, and the accuracies. `earlier` has what the
-    model kept besides its learner: digests of photos, and embeddings of held-out images.
+    `classes` and `updates` are completed: the memory of each class, and the accuracies.
     """
     method, num_seen = learner.method, learner.stage.num_seen
     rule, transforms = rule_name(method.predict), method.transforms
@@ -500,8 +529,11 @@ def new_state(
     if directions is not None:
         network["directions"] = directions
     classifier = Classifier(learner.network.frozen_copy(), transforms, 1.0, directions, rule == "nearest_mean")
-    rest["photos"] = torch.cat([*([earlier["photos"]] if earlier else []), digests])
-    embeddings, of_embeddings = _held_embeddings(classifier, held_out, earlier or {}, num_stored)
+    rest |= {name: torch.cat([before.learner[name], part]) if before else part for name, part in photos.items()}
+    if method.prepare is start_afresh and weights != "none":
+        start = method.backbone(learner.train.shape[0]).state_dict()
+        rest |= {f"start.{name}": part for name, part in start.items()}
+    embeddings, of_embeddings = _held_embeddings(classifier, held_out, before)
     (scores, familiarity), labels = read(classifier, embeddings), of_embeddings.numpy()
     if is_frozen(method, learner.stage):  # embeddings never change, so they serve later updates without the photos
         rest |= {"held_out.embeddings": embeddings, "held_out.labels": of_embeddings}
@@ -513,15 +545,17 @@ def new_state(
             one |= {"held_out": int(is_class.sum()), "accuracy": float(right[is_class].mean())}
         else:
             one |= {"held_out": 0, "accuracy": None}
-    measured = len(np.unique(labels))
-    accuracy = float(right.mean()) if len(labels) else None
-    updates[-1] |= {"held_out": len(labels), "measured_classes": measured, "accuracy": accuracy}
+    found = [one["accuracy"] for one in classes if one["accuracy"] is not None]
+    # Old classes may have kept fewer held-out images than new ones have, and must not count less.
+    accuracy = sum(found) / len(found) if found else None
+    updates[-1] |= {"held_out": len(labels), "measured_classes": len(found), "accuracy": accuracy}
     config = {
         "ccfa": ccfa.__version__,
-        "state": number,
+        "state": before.config["state"] + 1 if before else 1,
         "experiment": asdict(replace(experiment, weights="none", image_size=framing_of(experiment, method).size)),
         **({"plugins": plugins} if plugins else {}),
         "backbone": _backbone_name(method),
+        "weights": weights,
         "head": type(learner.network.head).__name__,
         "rule": rule,
         "preprocessing": {
@@ -538,7 +572,7 @@ def new_state(
         "updates": updates,
     }
     memory, kept_out = _memory(learner), _kept_out(learner, held_out)
-    return State(config, network, rest, model_card(config, card), memory, kept_out)
+    return State(config, network, rest, model_card(config, before.card if before else ""), memory, kept_out)
 
 
 def _directions(learner: Learner) -> Tensor | None:
@@ -549,15 +583,14 @@ def _directions(learner: Learner) -> Tensor | None:
     return F.normalize(sums[0]) if sums else None  # elsewhere old classes have moved, and nothing tells where to
 
 
-def _held_embeddings(
-    classifier: Classifier, held_out: ImageSet | None, earlier: Mapping[str, Tensor], num_stored: int
-) -> tuple[Tensor, Tensor]:
+def _held_embeddings(classifier: Classifier, held_out: ImageSet | None, before: State | None) -> tuple[Tensor, Tensor]:
     """Embeddings and labels of the held-out images. Those that earlier updates have left replace the stored images."""
     parts = [(torch.empty(0, classifier.network.backbone.dim), torch.empty(0, dtype=torch.int64))]
-    if "held_out.embeddings" in earlier:
-        parts.append((earlier["held_out.embeddings"], earlier["held_out.labels"]))
+    first = 0
+    if before and "held_out.embeddings" in before.learner:
+        parts.append((before.learner["held_out.embeddings"], before.learner["held_out.labels"]))
+        first = len(before.held_out.labels) if before.held_out else 0
     if held_out:
-        first = num_stored if len(parts) > 1 else 0
         parts.append((embed(classifier, held_out.images[first:]), held_out.labels[first:].cpu()))
     embeddings, labels = zip(*parts, strict=True)
     return torch.cat(embeddings), torch.cat(labels)
@@ -568,6 +601,19 @@ def _backbone_name(method: Method) -> str:
     if timm:
         return f"timm:{timm.name}"
     return next((name for name, one in BACKBONES.items() if one == builder), str(describe(builder)))
+
+
+def phases_of(method: Method, stage: Stage) -> list[dict[str, Any]]:
+    """How a stage is trained, in plain values."""
+    shown = ("name", "epochs", "batch_size", "lr", "weight_decay")
+    return [{name: getattr(phase, name) for name in shown} for phase in method.phases(stage)]
+
+
+def weights_name(method: Method) -> str:
+    """What the backbone begins with: none, pretrained, or a file by its name and digest."""
+    if isinstance(method.backbone, FromFile):
+        return f"{method.backbone.path.name}, SHA-256 {method.backbone.sha256}"
+    return "none" if untrained(method.backbone) is method.backbone else "pretrained"
 
 
 def now() -> str:

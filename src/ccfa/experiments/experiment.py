@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
@@ -333,6 +333,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
         notes.append(
             f"{method.name} learns nothing from a stage of one class. Use later stages of two or more classes."
         )
+    notes += _longer_phases(experiment, method, stages)
     counts = train.labels.bincount()
     smallest = int(counts.min())
     if smallest < method.needs_memory:
@@ -357,6 +358,19 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
     if method.memory != EVERYTHING and wanted > smallest:
         notes.append(f"The smallest class has {smallest} images, fewer than {wanted}: all of them are kept.")
     return Resolved(experiment, method, train.reorder(order), test.reorder(order), stages, order, tuple(notes))
+
+
+def _longer_phases(experiment: Experiment, method: Method, stages: Sequence[Stage]) -> Iterator[str]:
+    """Say which phases are longer than the number of epochs that was asked for."""
+    if "epochs" not in experiment.options:
+        return
+    (main, *_), phases = method.phases(stages[0]) or (None,), method.phases(stages[-1])
+    for phase in phases:
+        if main and phase.name != main.name and phase.epochs > main.epochs:
+            yield (
+                f"The phase {phase.name} has {phase.epochs} epochs: --epochs is for the main phase alone. See "
+                f"`ccfa list options {experiment.method}`."
+            )
 
 
 def framing_of(experiment: Experiment, method: Method) -> Framing:

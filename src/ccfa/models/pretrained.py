@@ -207,6 +207,19 @@ class FromFile:
         return made
 
 
+@dataclass(frozen=True)
+class FromTensors:
+    """A backbone that starts with given weights, by name."""
+
+    backbone: BackboneBuilder
+    tensors: Mapping[str, Tensor] = field(repr=False)
+
+    def __call__(self, channels: int) -> Backbone:
+        made = require_backbone(self.backbone(channels))
+        made.load_state_dict(self.tensors)
+        return made
+
+
 def with_weights(choice: str | BackboneBuilder, weights: str | None, image_size: int | None = None) -> BackboneBuilder:
     """Return the function that makes a backbone with the weights it starts from.
 
@@ -240,14 +253,14 @@ def with_weights(choice: str | BackboneBuilder, weights: str | None, image_size:
 
 def untrained(builder: BackboneBuilder) -> BackboneBuilder:
     """Return the same backbone with random weights, for a network that takes over stored ones."""
-    if isinstance(builder, FromFile):
+    if isinstance(builder, FromFile | FromTensors):
         return untrained(builder.backbone)
     return replace(builder, pretrained=False) if isinstance(builder, Timm) else builder
 
 
 def timm_model(builder: BackboneBuilder) -> Timm | None:
     """Return the model of timm that a builder makes, if it makes one."""
-    if isinstance(builder, FromFile):
+    if isinstance(builder, FromFile | FromTensors):
         return timm_model(builder.backbone)
     return builder if isinstance(builder, Timm) else None
 

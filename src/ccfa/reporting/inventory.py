@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -19,9 +20,10 @@ from rich.table import Column, Table
 import ccfa
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import DATASETS, Stage, Transforms, data_set, describe_data_sets, order_names
-from ccfa.errors import UsageError, chosen_name
+from ccfa.errors import ModelError, UsageError, chosen_name
+from ccfa.evaluation import Report
 from ccfa.experiments.experiment import SCENARIOS, chosen_options, experiment_method
-from ccfa.experiments.tables import FURTHER, PAPERS, TABLES, cited_only, read_results
+from ccfa.experiments.tables import FURTHER, PAPERS, SIZES, TABLES, cited_only
 from ccfa.learning.acceleration import TINY, threads_for
 from ccfa.methods import METHODS
 from ccfa.methods.method import EVERYTHING, Factory, Method
@@ -116,35 +118,46 @@ def methods_markdown(measured: Collection[str]) -> str:
 
 
 def _methods() -> Table:
+    measured = _measured_methods()
+    shown = [name for name in TRAITS if measured or name != "measured"]  # of our own runs, in the repository
+    letters = {name: "1" if name == "one class" else name[0].upper() for name in shown}
+    meanings = " · ".join(f"{letters[name]} {name}" for name in shown)
     cited = f"Tables show published values of: {', '.join(cited_only())}"
     table = Table(
         "method",
         "what it is",
-        "memory",
-        "CCFA",
-        caption=(
-            f"memory: the images it keeps, by default on CIFAR-100. CCFA: --ccfa can be added.\n"
-            f"ccfa list methods METHOD says more about a method.\n{OPTIONS_OF}\n{cited}"
-        ),
+        Column(" ".join(letters.values()), no_wrap=True),
+        caption=f"{meanings}\nccfa list methods METHOD says what that means.\n{OPTIONS_OF}\n{cited}",
         caption_justify="left",
     )
     for name, function in METHODS.items():
-        method = function()
-        table.add_row(name, _documentation(function)[0], _memory(method), "no" if method.no_old_head else "yes")
+        holds = traits(name, measured)
+        ticks = " ".join("✓" if holds[one] else " " for one in shown)
+        table.add_row(name, _documentation(function)[0], ticks)
     return table
+
+
+def _measured_methods() -> set[str]:
+    """The methods of finished runs whose reports are in results/, on data of the tables."""
+    found = set()
+    for path in Path("results").rglob("*.json"):
+        with suppress(ModelError, OSError, LookupError, TypeError):
+            report = Report.from_json(path.read_text())
+            if report.finished and report.config["experiment"]["data"] in SIZES:
+                found.add(str(report.config["experiment"]["method"]))
+    return found
 
 
 def _method(name: str) -> Table:
     """All there is to know of one method, except its options."""
     name = chosen_name("method", name, METHODS)
     method, (first, rest) = METHODS[name](), _documentation(METHODS[name])
-    measured = {result.experiment.method for result in read_results(Path("results"))}
     table = Table(show_header=False, title=name, title_justify="left", caption=OPTIONS_OF, caption_justify="left")
     table.add_row("what it is", f"{first} {rest}".strip())
     table.add_row("paper", PAPERS.get(name, ""))
     needed = f"; it needs {method.needs_memory:d} or more per class" if method.needs_memory else ""
     table.add_row("memory", _memory(method) + needed)
-    for trait, holds in traits(name, measured).items():
+    for trait, holds in traits(name, _measured_methods()).items():
         if holds:
             table.add_row(trait, f"yes: {TRAITS[trait]}")
         elif trait == "CCFA":

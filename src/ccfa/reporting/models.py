@@ -7,6 +7,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -23,15 +24,17 @@ from ccfa.deployment import (
     load_model,
     plan_update,
 )
-from ccfa.deployment.model import expanded
+from ccfa.deployment.model import expanded, undo_named
 from ccfa.errors import DataError, ModelError, Stopped, UsageError
-from ccfa.files import csv_text, write_atomically
+from ccfa.files import csv_text, make_folder, require_place, write_atomically
+from ccfa.learning.processes import several
 from ccfa.learning.progress import Work, duration, planned_work
 from ccfa.reporting.tables import counted, number, percent
 from ccfa.reporting.terminal import Shown, StatusLines
 from ccfa.settings import Learning, Running
 
 LISTED = 10
+WIDEST = 24  # a longer class name moves the rest of its line
 Format = Literal["table", "csv", "json"]
 
 
@@ -39,9 +42,12 @@ def learn_shown(
     path: Path, folder: Path, asked: Learning, running: Running, console: Console, dry_run: bool = False
 ) -> Model | None:
     """Say what was found and what will happen, learn it, and say what came of it."""
+    if several():
+        raise UsageError("torchrun shares one run among its processes, and `ccfa learn` is no run: start it without.")
     place = ModelFolder(path)
     with nullcontext() if dry_run else place.held():  # a second process is refused before it plans
-        plan = plan_update(place, folder, asked, running)
+        with undo_named(place):
+            plan = plan_update(path, folder, asked, running)
         for line in told(plan):
             console.print(line, soft_wrap=True)
         seconds = estimated_seconds(plan, running)
@@ -53,13 +59,24 @@ def learn_shown(
             with StatusLines(console) as lines:
                 model = carry_out(plan, running, Watching(plan, lines))
         except (KeyboardInterrupt, Stopped):
-            console.print(f"{path} is unchanged." if plan.before else "No model was written.", soft_wrap=True)
+            console.print(_left(place, plan), soft_wrap=True)
             raise
     last = model.config["updates"][-1]
     what = counted(len(plan.new), "class", "es") if plan.new else f"more photos of {some(plan.more)}"
     console.print(f"Learned {what} in {duration(last['seconds'])}. {_measured(model)}", soft_wrap=True)
     console.print(f"The model is in {path}. Next: ccfa predict {path} PHOTOS", soft_wrap=True)
     return model
+
+
+def _left(place: ModelFolder, plan: Plan) -> str:
+    """What a stopped update has left: the new state may be in place already."""
+    before = plan.before.config if plan.before else None
+    if not place.holds_model():
+        return "No model was written."
+    now = place.read_config()
+    if now == before:
+        return f"{place.path} is unchanged."
+    return f"The update was complete already: {place.path} knows {counted(len(now['classes']), 'class', 'es')}."
 
 
 def told(plan: Plan) -> Iterator[str]:
@@ -84,11 +101,12 @@ def _measured(model: Model) -> str:
     last = model.config["updates"][-1]
     if not last["held_out"]:
         return "No photos were held out, so its accuracy is unknown."
-    found = f"It recognises {percent(last['accuracy'], 1)} % of {counted(last['held_out'], 'held-out image')}"
+    classes = counted(last["measured_classes"], "class", "es")
+    images = counted(last["held_out"], "held-out image")
+    found = f"Its accuracy is {percent(last['accuracy'], 1)} %, the mean over {classes}, measured on {images}."
     if last["measured_classes"] < len(model.class_names):
-        classes = counted(last["measured_classes"], "class", "es")
-        return f"{found} of {classes}; of the others it has kept none to measure with."
-    return f"{found}."
+        found += " Of the other classes it has kept none to measure with."
+    return found
 
 
 class Watching(Shown):
@@ -111,8 +129,8 @@ def predict_shown(
     if not inputs:
         raise UsageError("Name photos or folders to predict, or - to read their names from the standard input.")
     predictions = model.predict_files(expanded(_named(inputs, stdin)), top)
+    width = min(max(map(cell_len, ("class", *model.class_names))), WIDEST)
     total, errors = 0, []
-    rows: list[Prediction] = []
     for total, one in enumerate(predictions, start=1):
         if one.error:
             errors.append(f"{one.path}, which {one.error}")
@@ -123,11 +141,11 @@ def predict_shown(
                 console.file.write(csv_text([_csv_head(top)]))
             console.file.write(csv_text([_csv_row(one, top)]))
         else:
-            rows.append(one)
+            if total == 1:
+                console.print(f"{'class':{width}}  confidence  file", soft_wrap=True)
+            console.print(_line(one, width, console.width), soft_wrap=True)
     if not total:
         raise DataError("There are no photos to predict.")
-    if form == "table":
-        console.print(_prediction_table(rows, top))
     if errors:
         raise DataError(f"{counted(len(errors), 'file')} of {total} could not be read, such as {errors[0]}.")
 
@@ -135,10 +153,13 @@ def predict_shown(
 def _named(inputs: tuple[str, ...], stdin: IO[str]) -> Iterator[str]:
     """The names that were typed, with those of the standard input where a - stands."""
     for name in inputs:
-        if name == "-":
-            yield from filter(None, (line.rstrip("\r\n") for line in stdin))
-        else:
+        if name != "-":
             yield name
+            continue
+        for line in stdin:
+            is_list = "\0" in line  # of `find -print0`, where a line end belongs to a name
+            names = (line + stdin.read()).split("\0") if is_list else [line.rstrip("\r\n")]
+            yield from filter(None, names)
 
 
 def _csv_head(top: int) -> list[str]:
@@ -154,28 +175,45 @@ def _csv_row(one: Prediction, top: int) -> list[object]:
     return [str(one.path), one.name, f"{one.confidence:.4f}", "yes" if one.unfamiliar else "no", "", *others]
 
 
-def _prediction_table(rows: list[Prediction], top: int) -> Table:
-    table = Table(Column("file", overflow="fold"), "class", "confidence", "note", *(["then"] if top > 1 else []))
-    for one in rows:
-        if one.error:
-            table.add_row(str(one.path), "-", "-", one.error)
-            continue
-        others = ", ".join(f"{name} {percent(share, 0)} %" for name, share in one.top[1:top])
-        note = "unlike the learned images" if one.unfamiliar else ""
-        cells = [str(one.path), one.name, f"{percent(one.confidence, 1)} %", note]
-        table.add_row(*cells, *([others] if top > 1 else []))
-    return table
+def _line(one: Prediction, width: int, room: int) -> str:
+    """The class, the confidence, the whole path, and as many of the next classes as there is room for."""
+    name, share = ("-", "-") if one.error else (one.name, f"{percent(one.confidence, 1)} %")
+    line = f"{name}{' ' * (width - cell_len(name))}  {share:>10}  {one.path}"
+    if one.error or one.unfamiliar:
+        line += f"  {one.error or 'unlike the learned images'}"
+    for place, (other, chance) in enumerate(one.top[1:]):
+        more = f"{', ' if place else '  then '}{other} {percent(chance, 0)} %"
+        if cell_len(line + more) > room:
+            break
+        line += more
+    return line
+
+
+def evaluate_shown(
+    path: Path, folder: Path, recursive: bool, form: str, device: str, console: Console, out: Path | None = None
+) -> None:
+    """Measure a model on a folder of photos and print what was found; write the wrong photos as CSV, if asked."""
+    if out and out.is_dir():
+        raise UsageError(f"{out} is a folder. Name a file.")
+    if out:
+        require_place(out.parent)
+    found = load_model(path, device).evaluate(folder, recursive)
+    if out:
+        rows = [_wrong_row(truth, one) for truth, one in (*found.wrong, *found.unknown)]
+        make_folder(out.parent)
+        write_atomically(out, csv_text([["file", "class", "predicted", "confidence", "unfamiliar"], *rows]))
+    if form == "json":
+        console.file.write(json.dumps(found.to_dict(), ensure_ascii=False, indent=2) + "\n")
+    else:
+        show_evaluation(found, console, out)
+
+
+def _wrong_row(truth: str, one: Prediction) -> list[str]:
+    return [str(one.path), truth, one.name, f"{one.confidence:.4f}", "yes" if one.unfamiliar else "no"]
 
 
 def show_evaluation(found: Evaluation, console: Console, out: Path | None = None) -> None:
-    """Print the accuracy by class, the confusions and the wrong photos; write all wrong photos as CSV, if asked."""
-    if out:
-        head = ["file", "class", "predicted", "confidence", "unfamiliar"]
-        rows = [
-            [str(one.path), truth, one.name, f"{one.confidence:.4f}", "yes" if one.unfamiliar else "no"]
-            for truth, one in (*found.wrong, *found.unknown)
-        ]
-        write_atomically(out, csv_text([head, *rows]))
+    """Print the accuracy by class, the confusions and the wrong photos, all of which are in `out`."""
     table = Table("class", "photos", "recognised", "accuracy", "mostly taken for")
     for name, (images, right) in found.by_class().items():
         others = Counter(one.name for truth, one in found.wrong if truth == name).most_common(2)
@@ -185,6 +223,12 @@ def show_evaluation(found: Evaluation, console: Console, out: Path | None = None
     right = found.images - len(found.wrong)
     accuracy = f"{percent(found.accuracy, 1)} %"
     console.print(f"{right} of {counted(found.images, 'photo')} recognised: {accuracy}.", soft_wrap=True)
+    if found.seen:
+        console.print(
+            f"The model has learned from or held out {found.seen} of these photos before, so the accuracy may be too "
+            f"high. Measure it with others.",
+            soft_wrap=True,
+        )
     if found.unknown:
         flagged = sum(one.unfamiliar for _, one in found.unknown)
         names = some(sorted({truth for truth, _ in found.unknown}))
@@ -207,12 +251,14 @@ def show_evaluation(found: Evaluation, console: Console, out: Path | None = None
 def show_history(path: Path, console: Console) -> None:
     """Print what the model has learned and when, and which earlier states can be gone back to; all are verified."""
     folder = ModelFolder(path)
-    config = folder.read().config
+    with undo_named(folder):
+        config = folder.read().config
     earlier = folder.earlier()
     for one in earlier:
         folder.read_earlier(one)
     states = {folder.read_config(one)["state"]: len(folder.read_config(one)["updates"]) for one in earlier}
-    table = Table("update", "date", "classes", "new classes", "photos", "accuracy", "time", "")
+    short = [Column(name, no_wrap=True) for name in ("update", "date", "photos", "accuracy", "time", "", "classes")]
+    table = Table(*short, "new classes", box=None, pad_edge=False)
     classes = 0
     for index, update in enumerate(config["updates"], start=1):
         classes += len(update["new_classes"])
@@ -221,17 +267,17 @@ def show_history(path: Path, console: Console) -> None:
         accuracy = "-" if update["accuracy"] is None else f"{percent(update['accuracy'], 1)} %"
         table.add_row(
             str(index),
-            update["date"].replace("T", " ")[:16],
-            str(classes),
-            (some(update["new_classes"]) or "none") + more,
+            update["date"][:10],
             str(update["photos"]),
             accuracy,
             duration(update["seconds"]),
             note,
+            str(classes),
+            (some(update["new_classes"]) or "none") + more,
         )
     console.print(table)
     size = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
-    console.print(f"{number(size / 1e6)} MB with its history; every file was verified.", soft_wrap=True)
+    console.print(f"{number(size / 1e6)} MB with its history; every file but the card was verified.", soft_wrap=True)
     if plugins := config.get("plugins"):
         console.print(f"It was made with plug-ins: --plugin {' --plugin '.join(plugins)}", soft_wrap=True)
     if earlier:
@@ -260,3 +306,22 @@ def run_to_model(run: Path, out: Path, running: Running, console: Console) -> Mo
     model = model_of_run(run, out, running)
     console.print(f"{out} has {counted(len(model.class_names), 'class', 'es')}. {_measured(model)}", soft_wrap=True)
     return model
+
+
+def export_shown(path: Path, out: Path | None, form: str, images: Path | None, console: Console) -> None:
+    """Export a model, and say on what the file was compared with it."""
+    from ccfa.deployment.export import default_path, export_model
+
+    out = out or default_path(path, form)
+    had = "was replaced and has" if out.exists() else "has"
+    made = export_model(load_model(path, "cpu"), out, form, images)
+    kinds = " and ".join(counted(number, kind) for kind, number in made.compared.items())
+    console.print(
+        f"{out} {had} {made.size / 1e6:.1f} MB. On {kinds}, its probabilities differ from the model's by at most "
+        f"{made.difference:.1g}.",
+        soft_wrap=True,
+    )
+    if len(made.compared) == 1:
+        console.print(
+            "The model keeps no photos. Use --images FOLDER to compare on some of yours, too.", soft_wrap=True
+        )
