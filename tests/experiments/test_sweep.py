@@ -1,6 +1,9 @@
 """Sweeps: the experiments of a grid, runs at once, and what is left when some fail or all are stopped."""
 
 import json
+import subprocess
+import sys
+import threading
 import time
 from dataclasses import replace
 from itertools import product
@@ -10,8 +13,8 @@ import torch
 
 from ccfa.data import load, split
 from ccfa.errors import DivergedError, LockedError, Stopped, UsageError
-from ccfa.experiments.run_directory import locked
 from ccfa.experiments.sweep import experiments_of, run_all, sweep
+from ccfa.files import locked
 from ccfa.kernels.graphs import Lane, own_stream
 from ccfa.learning import Learner
 from ccfa.methods import METHODS
@@ -236,6 +239,25 @@ def test_a_sweep_holds_its_folder_until_its_end(tmp_path, monkeypatch):
         pass
 
 
+def test_no_slot_waits_for_a_first_stage(tmp_path):
+    first, other = (toy_resolved("podnet", seed=seed) for seed in (0, 1))
+    same = first._replace(experiment=replace(first.experiment, memory=7))  # another name, the same first stage
+    resolved = [first, same, other]
+    begun, two_at_work = [], threading.Barrier(2, timeout=60)
+
+    def audience(one, directory):
+        begun.append(one)
+        if len(begun) <= 2:
+            two_at_work.wait()
+        return Silent()
+
+    running = Running(device="cpu", at_once=2, first_stages=tmp_path / "first-stages")
+    outcomes = run_all(resolved, tmp_path / "runs", running, audience)
+    assert begun[-1] is same
+    assert [one.resolved for one in outcomes] == resolved
+    assert all(one.report.finished for one in outcomes)
+
+
 CUDA = torch.device("cuda")
 
 
@@ -284,3 +306,20 @@ def test_a_lane_is_lent_to_the_next_run():
         first = torch.cuda.current_stream().cuda_stream
     with own_stream(CUDA):
         assert torch.cuda.current_stream().cuda_stream == first
+
+
+@pytest.mark.gpu
+def test_threads_may_begin_with_linear_algebra():
+    """In a process of its own: torch loads it once, and two threads that were the first failed."""
+    code = """
+import torch
+from concurrent.futures import ThreadPoolExecutor
+from ccfa.kernels.graphs import own_stream
+def solve(number):
+    with own_stream(torch.device("cuda")):
+        return torch.linalg.cholesky(torch.eye(8, device="cuda", dtype=torch.float64)).sum().item()
+with ThreadPoolExecutor(8) as pool:
+    assert list(pool.map(solve, range(8))) == [8.0] * 8
+"""
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

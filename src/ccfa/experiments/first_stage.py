@@ -85,6 +85,11 @@ def _stored_weights(path: Path) -> Mapping[str, Tensor]:
     return weights
 
 
+def stored_at(folder: Path, key: str) -> Path:
+    """Return the file of a first stage."""
+    return folder / f"{key}.safetensors"
+
+
 def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torch.device) -> str:
     """Return a digest of everything the first stage reads: parts of the method, data, seeds, precision, code."""
     method, stage = resolved.method, resolved.stages[0]

@@ -30,7 +30,7 @@ from ccfa.data import ImageSet, Stage, data_set
 from ccfa.errors import CcfaError, DivergedError, ModelError, Notice, ResourceError, Stopped, UsageError
 from ccfa.evaluation import BYTES_PER_MB, Numbers, Report, accuracy, rule_name
 from ccfa.experiments.experiment import Resolved, resolve
-from ccfa.experiments.first_stage import first_stage_key, learn_first_stage
+from ccfa.experiments.first_stage import first_stage_key, learn_first_stage, stored_at
 from ccfa.experiments.run_directory import CHECKPOINTS_KEPT, ERRORS, METRICS, Checkpoint, Run, differences, two_columns
 from ccfa.files import require_place
 from ccfa.learning import Learner, Observer, Progress
@@ -383,7 +383,7 @@ def _learn_all(resolved: Resolved, recorder: Recorder, first_stages: Path | None
     _warn_if_short_of_space(recorder.directory.path, learner, len(stages))
     if first_stages:
         require_place(first_stages)
-        first_stages /= f"{first_stage_key(resolved, learner.acceleration, learner.device)}.safetensors"
+        first_stages = stored_at(first_stages, first_stage_key(resolved, learner.acceleration, learner.device))
     _continue(resolved, recorder)
     try:
         for stage in stages[len(recorder.rows) :]:

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
@@ -13,9 +14,10 @@ from ccfa.data import load_parts
 from ccfa.errors import CcfaError, Stopped, UsageError, choose, unknown
 from ccfa.evaluation import Report
 from ccfa.experiments.experiment import Resolved, build_method, canonical, experiment_method, resolve
-from ccfa.experiments.run_directory import ERRORS, Run, left_alone, locked
+from ccfa.experiments.first_stage import first_stage_key, stored_at
+from ccfa.experiments.run_directory import ERRORS, Run, left_alone
 from ccfa.experiments.running import Audience, Stop, acceleration_of, finished, run
-from ccfa.files import make_folder
+from ccfa.files import locked, make_folder
 from ccfa.kernels.graphs import own_stream
 from ccfa.methods import METHODS
 from ccfa.options import decode, schema
@@ -165,12 +167,30 @@ def run_all(
 ) -> list[Outcome]:
     """Run experiments, `running.at_once` at a time, each in a directory of `out`.
 
-    A run that fails does not stop the others; `stop` stops them all. Each run draws from its own generators, so runs at
-    once differ from runs alone only in the order in which the device works.
+    A run that fails does not stop the others; `stop` stops them all. A run whose first stage another one is training
+    begins after runs that need not wait. Each run draws from its own generators, so runs at once differ from runs alone
+    only in the order in which the device works.
     """
-    stopping, device = stop or Stop(), acceleration_of(running)[0]
+    stopping, (device, acceleration) = stop or Stop(), acceleration_of(running)
+    waiting, choosing = list(range(len(experiments))), threading.Lock()
+    firsts: dict[int, Path] = {}  # where the first stages are stored, by the number of the run
+    if folder := running.first_stages:
+        keys = (first_stage_key(resolved, acceleration, device) for resolved in experiments)
+        firsts = {number: stored_at(folder, key) for number, key in enumerate(keys)}
+    begun: set[Path | None] = set()
 
-    def work(resolved: Resolved) -> Outcome:
+    def next_number() -> int:
+        """Choose the next run: the first that need not wait for a first stage that another one is training."""
+        with choosing:
+            ready = (one for one in waiting if firsts.get(one) not in begun or firsts[one].exists())
+            number = next(ready, waiting[0])
+            waiting.remove(number)
+            if number in firsts:
+                begun.add(firsts[number])
+            return number
+
+    def work() -> tuple[int, Outcome]:
+        resolved = experiments[number := next_number()]
         directory, report = Run(out / resolved.experiment.name), None
         error: CcfaError | Stopped | None = None
         try:
@@ -188,16 +208,16 @@ def run_all(
         on_end(outcome)
         if isinstance(error, Stopped):
             raise error
-        return outcome
+        return number, outcome
 
     if running.at_once < 1:
         raise UsageError(f"At least one run must be at work at a time, got {running.at_once}.")
-    if running.at_once == 1:
-        return [work(resolved) for resolved in experiments]
+    if running.at_once == 1:  # in this thread, which a second Ctrl-C ends at once
+        return [outcome for _, outcome in sorted(work() for _ in experiments)]
     with ThreadPoolExecutor(max_workers=running.at_once) as pool:
-        futures = [pool.submit(work, resolved) for resolved in experiments]
+        futures = [pool.submit(work) for _ in experiments]
         try:
-            return [future.result() for future in futures]
+            return [outcome for _, outcome in sorted(future.result() for future in futures)]
         except BaseException:  # tell the others
             stopping.code = stopping.asked() or 130
             pool.shutdown(cancel_futures=True)

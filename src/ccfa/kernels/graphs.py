@@ -52,6 +52,7 @@ class _Here(threading.local):
 
 
 _HERE = _Here()
+_LOADED: list[torch.device] = []  # the device on which linear algebra was first used
 _IDLE: defaultdict[int, list[Lane]] = defaultdict(list)  # for later runs, with the memory kept for their streams
 
 
@@ -61,6 +62,14 @@ def lane_here(device: torch.device) -> Lane:
     if number not in _HERE.lanes:
         _HERE.lanes[number] = Lane(device)
     return _HERE.lanes[number]
+
+
+def _load_linear_algebra(device: torch.device) -> None:
+    """Have torch load its linear algebra, which it does at the first call and fails at if two threads are the first."""
+    with _CAPTURE:  # it may wait for the device
+        if not _LOADED:
+            torch.linalg.cholesky_ex(torch.ones(1, 1, device=device))
+            _LOADED.append(device)
 
 
 @contextmanager
@@ -74,6 +83,7 @@ def own_stream(device: torch.device) -> Iterator[None]:
         yield
         return
     number = _number(device)
+    _load_linear_algebra(device)
     try:
         lane = _IDLE[number].pop()
     except IndexError:
