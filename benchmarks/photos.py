@@ -90,12 +90,16 @@ def ways(backbone: str, weights: str, image_size: int, lr: float) -> dict[str, L
 
 
 def with_names_of_timm(given: argparse.Namespace, place: Path) -> str:
-    """The file of weights, written again with the names of timm's model if it has other names."""
+    """The file of weights; if its names are not those of timm's model, a copy with these names, in their order."""
     if not given.backbone.startswith("timm:"):
         return str(given.weights)
-    model = importlib.import_module("timm").create_model(given.backbone.removeprefix("timm:"))
+    wanted = importlib.import_module("timm").create_model(given.backbone.removeprefix("timm:")).state_dict()
     stored = torch.load(given.weights, map_location="cpu", weights_only=True)
-    torch.save(dict(zip(model.state_dict(), stored.values(), strict=True)), place / "weights.pt")
+    if stored.keys() == wanted.keys():
+        return str(given.weights)
+    if [part.shape for part in stored.values()] != [part.shape for part in wanted.values()]:
+        raise SystemExit(f"The tensors of {given.weights} are not those of {given.backbone}.")
+    torch.save(dict(zip(wanted, stored.values(), strict=True)), place / "weights.pt")
     return str(place / "weights.pt")
 
 

@@ -2,18 +2,28 @@
 
 import difflib
 import io
+import itertools
 import os
 import signal
 import sys
 import tempfile
 import traceback
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args, get_origin, get_type_hints
 
 import tyro
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes, Positional, UseAppendAction, arg
+from tyro.conf import (
+    FlagCreatePairsOff,
+    OmitArgPrefixes,
+    OmitSubcommandPrefixes,
+    Positional,
+    Suppress,
+    UseAppendAction,
+    arg,
+)
 
 from ccfa import __version__
 from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line, printable, unknown
@@ -458,6 +468,9 @@ Verb = (
 )
 
 
+_NO_FLAG = {get_args(kind)[1] for kind in (Positional[str], Suppress[str])}
+
+
 def main() -> None:
     """Run the command line and exit with the code that says how it went."""
     signal.signal(signal.SIGTERM, _terminate)
@@ -529,9 +542,11 @@ def _terminate(number: int, frame: object) -> None:
 
 def _parsed(words: list[str]) -> Verb:
     """Return the verb that was typed, with its plug-ins loaded. What cannot be understood ends the process."""
-    names = [verb.__name__.lower() for verb in get_args(Verb)]
-    if words and not words[0].startswith("-") and words[0] not in names:
-        raise unknown("command", words[0], names)
+    verbs = {verb.__name__.lower(): verb for verb in get_args(Verb)}
+    if words and not words[0].startswith("-"):
+        if words[0] not in verbs:
+            raise unknown("command", words[0], verbs)
+        _require_known_flags(words, verbs[words[0]])
     verb: Verb
     verb, left = tyro.cli(
         Verb,
@@ -544,29 +559,53 @@ def _parsed(words: list[str]) -> Verb:
     _require_folder()
     for path in getattr(getattr(verb, "running", verb), "plugin", ()):
         load_plugin(path)
-    if left and isinstance(verb, Run | Sweep | Learn):
+    if left:
+        raise UsageError(f"`ccfa {words[0]}` does not take {left[0]}. See `ccfa {words[0]} --help`.")
+    return verb
+
+
+def _require_known_flags(words: list[str], verb: type) -> None:
+    """Name the nearest flag, or what to write after --set, for a flag that the verb does not have."""
+    flags = ["--help", *_flags(verb)]
+    strange = [place for place, word in enumerate(words) if word[:2] == "--" and _typed(word) not in flags]
+    if not strange:
+        return
+    if "--set" in flags:
         from ccfa.reporting.inventory import as_settings
 
-        if settings := as_settings(left):
+        _require_folder()
+        for flag, path in itertools.pairwise(words):
+            if flag == "--plugin":
+                load_plugin(Path(path))
+        ends = [place for place, word in enumerate(words) if word[:2] == "--"] + [len(words)]
+        given = [word for place in strange for word in words[place : min(end for end in ends if end > place)]]
+        if settings := as_settings(given):
             raise UsageError(
                 f"Options of a method are given with --set: --set {' '.join(settings)}. "
                 f"`ccfa list options METHOD` shows them."
             )
-    if left:
-        name = type(verb).__name__.lower()
-        close = difflib.get_close_matches(left[0].partition("=")[0], _flags(verb), n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise UsageError(f"`ccfa {name}` does not take {left[0]}.{hint} See `ccfa {name} --help`.")
-    return verb
+    wrong = words[strange[0]]
+    close = difflib.get_close_matches(_typed(wrong), flags, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise UsageError(f"`ccfa {words[0]}` does not take {wrong}.{hint} See `ccfa {words[0]} --help`.")
 
 
-def _flags(record: object) -> list[str]:
-    """The flags of a verb, by the names of its fields and of the records in them."""
-    found = []
-    for name in getattr(record, "__dataclass_fields__", ()):
-        value = getattr(record, name, None)
-        found += _flags(value) if is_dataclass(value) else [f"--{name.replace('_', '-')}"]
-    return found
+def _typed(word: str) -> str:
+    """The flag of a word such as --image_size=64."""
+    return word.partition("=")[0].replace("_", "-")
+
+
+def _flags(verb: type) -> Iterator[str]:
+    """The flags of a verb: of its fields and of the records in them."""
+    for name, kind in get_type_hints(verb, include_extras=True).items():
+        plain, *marks = get_args(kind) if get_origin(kind) is Annotated else [kind]
+        if isinstance(plain, type) and is_dataclass(plain):
+            yield from _flags(plain)
+        elif _NO_FLAG.isdisjoint(marks):
+            named = next((mark.name for mark in marks if getattr(mark, "name", None)), name)
+            yield from (flag for mark in marks for flag in getattr(mark, "aliases", None) or ())
+            negated = "no-" * (getattr(verb, name, None) is True)  # what is on can be switched off
+            yield f"--{negated}{named.replace('_', '-')}"
 
 
 def _gathered(words: list[str]) -> list[str]:

@@ -32,6 +32,10 @@ class ModelError(CcfaError):
     exit_code = 4
 
 
+class DamagedError(ModelError):
+    """A file whose content is not what was written into it."""
+
+
 class ResourceError(CcfaError):
     """Disk, memory or device not available."""
 

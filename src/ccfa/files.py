@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor, uint8
 
-from ccfa.errors import DataError, LockedError, ModelError, Notice, ResourceError
+from ccfa.errors import DamagedError, DataError, LockedError, ModelError, Notice, ResourceError
 
 TEXT_LIMIT = 2**27  # bytes of a JSON file or a log
 TENSOR_LIMIT = 2**36  # a checkpoint holds four networks, of which one may have gigabytes
@@ -184,13 +184,13 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """Turn whatever a damaged file makes a parser do into a ModelError with the file's name."""
+    """Turn whatever a damaged file makes a parser do into a DamagedError with the file's name."""
     try:
         yield
     except MemoryError:
         raise
     except Exception as error:
-        raise ModelError(f"{path} is damaged: {error}.") from error
+        raise DamagedError(f"{path} is damaged: {error}.") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -171,8 +171,9 @@ def test_names_on_standard_input_may_be_separated_by_nul(place):
 def test_names_are_shown_whole(call, place):
     path = place / ("x" * 120 + ".png")
     shutil.copy(place / "first/a/00.png", path)
-    _, out, _ = call("predict", place / "model", path, place / "first/b")
+    _, out, _ = call("predict", place / "model", path, place / "first/b", "--top", 3)
     assert [str(path) in line for line in out.splitlines()] == [False, True, *[False] * 10]
+    assert all(" then " in line and ", " in line for line in out.splitlines()[1:])  # all three classes
     assert all(len(line.split()) >= 4 for line in out.splitlines()[1:])
 
 

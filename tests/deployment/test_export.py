@@ -130,6 +130,7 @@ def test_models_of_timm_learn_twice_and_export(name, tmp_path):
     ccfa.learn(tmp_path / "model", draw(tmp_path / "more", ["cow"]))
     shutil.move(tmp_path / "more/cow", tmp_path / "photos/cow")
     model = ccfa.load_model(tmp_path / "model", "cpu")
+    assert model.config["weights"] == "none"
     found = model.predict(tmp_path / "photos")
     made = ccfa.export_model(model, tmp_path / "out.onnx", images=tmp_path / "photos")
     assert made.compared["photo"] == len(found) == 18

@@ -1,5 +1,6 @@
 """Predictions and measurements of a model, and models of finished runs."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -154,6 +155,17 @@ def test_damaged_model_names_the_way_back(place, tmp_path, call):
     assert ccfa.load_model(path).class_names == ("a", "b", "c")
 
 
+def test_a_model_of_another_format_is_not_called_damaged(place, tmp_path):
+    path = shutil.copytree(place / "model", tmp_path / "model")
+    ccfa.learn(path, draw(tmp_path / "more", "de"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"format": 99}))
+    with pytest.raises(ModelError, match="99") as found:
+        ccfa.load_model(path)
+    assert "undo" not in str(found.value)
+    assert "damaged" not in str(found.value)
+
+
 @pytest.mark.parametrize("pixels", [np.zeros((1, 3, 9, 9), np.uint8), np.zeros((1, 3, SIZE, SIZE), np.float32)])
 def test_wrong_pixels_are_refused(model, pixels):
     with pytest.raises(UsageError, match="uint8"):
@@ -200,7 +212,11 @@ def test_run_becomes_a_model(run, tmp_path):
     report = run.report()
     assert model.class_names == tuple(map(str, range(10)))
     found = [update["accuracy"] for update in model.config["updates"]]
-    assert found == pytest.approx(report.rules["nearest_mean"].overall, abs=0.01)  # the mean over classes is another
+    assert found == pytest.approx(report.rules["nearest_mean"].overall, abs=0.01)  # but the mean over classes
+    shown = run.read_predictions(1)
+    right = shown["by_nearest_mean"] == shown["labels"]
+    assert found[1] == pytest.approx(np.mean([right[shown["labels"] == one].mean() for one in range(10)]))
+    assert found[1] != pytest.approx(right.mean(), abs=1e-9)
     test = ccfa.load("digits")[1]
     predicted = [int(one.name) for one in model.predict(test.images)]
     assert np.mean(np.array(predicted) == test.labels.numpy()) == report.rules["nearest_mean"].overall[-1]

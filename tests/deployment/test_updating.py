@@ -17,7 +17,7 @@ import ccfa
 from ccfa import Learning
 from ccfa.deployment import ModelFolder, updating
 from ccfa.deployment.updating import estimated_seconds, plan_update
-from ccfa.errors import DataError, UsageError
+from ccfa.errors import DataError, LockedError, UsageError
 from ccfa.learning.acceleration import Acceleration
 from ccfa.models import BACKBONES
 from ccfa.settings import Running
@@ -127,7 +127,7 @@ def test_a_photo_is_used_once_in_the_life_of_a_model(place):
 def test_a_class_of_known_photos_alone_is_refused(learned, place):
     draw(place / "renamed", "a")
     (place / "renamed" / "a").rename(place / "renamed" / "x")
-    with pytest.raises(UsageError, match="learned before"):
+    with pytest.raises(UsageError, match=r"00\.png as 'a'"):
         plan_update(copied(learned, place), place / "renamed", Learning())
 
 
@@ -182,14 +182,36 @@ def test_the_hub_reads_the_card(learned):
     assert found["metrics"][0]["value"] == pytest.approx(config["updates"][-1]["accuracy"], abs=1e-4)
 
 
-def test_a_head_of_the_owner_s_is_left_alone(learned, place):
+@pytest.mark.parametrize("body", ["\n# My birds\n", ""])
+def test_a_head_of_the_owner_s_is_left_alone(learned, place, body):
     path = copied(learned, place)
-    (path / "README.md").write_text("---\nlicense: mit\n---\n# My birds\n")
+    (path / "README.md").write_text(f"---\nlicense: mit\n---{body}")
     ccfa.learn(path, place / "second")
     text = (path / "README.md").read_text()
     assert text.startswith("---\nlicense: mit\n---\n")
-    assert "# My birds" in text
+    assert body in text
     assert "classifier of 5 classes" in text
+
+
+def test_a_head_that_was_written_anew_gets_new_results(learned, place):
+    """By the Hub's client, for example, which drops remarks and changes the layout."""
+    path = copied(learned, place)
+    _, head, body = (path / "README.md").read_text().split("---\n", 2)
+    mine = yaml.safe_load(head) | {"metrics": ["accuracy", "f1"], "license": "mit"}
+    (path / "README.md").write_text(f"---\n{yaml.safe_dump(mine)}---\n{body}")
+    ccfa.learn(path, place / "second")
+    found = yaml.safe_load((path / "README.md").read_text().split("---\n")[1])
+    assert found["model-index"][0]["name"] == "image classifier of 5 classes"
+    assert {**found, "model-index": 0} == {**mine, "model-index": 0}
+
+
+def test_a_plan_that_is_out_of_date_is_refused(learned, place):
+    path = copied(learned, place)
+    plan = plan_update(path, place / "second", Learning())
+    ccfa.learn(path, draw(place / "third", "f"))
+    with pytest.raises(LockedError, match="Try again"):
+        updating.carry_out(plan)
+    assert ccfa.load_model(path).class_names == ("a", "b", "c", "f")
 
 
 def test_old_and_new_classes_count_the_same(place):
@@ -212,7 +234,7 @@ def test_card_and_config_say_what_the_backbone_began_with(place):
         assert str(place) not in one.state.card
     random = ccfa.learn(place / "other", place / "first", QUICK)
     assert random.config["weights"] == "none"
-    assert "3 epochs" in random.state.card
+    assert "main: 3" in random.state.card
 
 
 def test_starting_afresh_begins_with_the_same_weights(place):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ccfa.data import load, split
-from ccfa.errors import DivergedError, LockedError, Stopped, UsageError
+from ccfa.errors import CcfaError, DivergedError, LockedError, Stopped, UsageError
 from ccfa.experiments.sweep import experiments_of, run_all, sweep
 from ccfa.files import locked
 from ccfa.kernels.graphs import Lane, own_stream
@@ -239,7 +239,7 @@ def test_a_sweep_holds_its_folder_until_its_end(tmp_path, monkeypatch):
         pass
 
 
-def test_no_slot_waits_for_a_first_stage(tmp_path):
+def test_runs_that_need_not_wait_go_first(tmp_path):
     first, other = (toy_resolved("podnet", seed=seed) for seed in (0, 1))
     same = first._replace(experiment=replace(first.experiment, memory=7))  # another name, the same first stage
     resolved = [first, same, other]
@@ -256,6 +256,23 @@ def test_no_slot_waits_for_a_first_stage(tmp_path):
     assert begun[-1] is same
     assert [one.resolved for one in outcomes] == resolved
     assert all(one.report.finished for one in outcomes)
+
+
+def test_a_failed_run_is_not_waited_for(tmp_path):
+    first, other = (toy_resolved("podnet", seed=seed) for seed in (0, 1))
+    resolved = [first, first._replace(experiment=replace(first.experiment, memory=7)), other]
+    begun = []
+
+    def audience(one, directory):
+        begun.append(one)
+        if one is first:
+            raise CcfaError("It fails before its first stage is stored.")
+        return Silent()
+
+    running = Running(device="cpu", first_stages=tmp_path / "first-stages")
+    outcomes = run_all(resolved, tmp_path / "runs", running, audience)
+    assert begun == resolved
+    assert [bool(one.error) for one in outcomes] == [True, False, False]
 
 
 CUDA = torch.device("cuda")

@@ -157,3 +157,12 @@ def test_schedules_and_phases_left_out():
     assert [phase.name for phase in short.phases(later)] == ["main"]
     with pytest.raises(UsageError, match="exemplars"):
         der(memory=0)
+
+
+def test_the_first_stage_may_have_a_warm_up():
+    """As published for a start from 0 classes."""
+    (plain,), (warmup, main) = (der(warmup_first=first).phases(STAGES[0]) for first in (False, True))
+    assert [(one.name, one.epochs) for one in (plain, warmup, main)] == [("main", 200), ("warm-up", 10), ("main", 200)]
+    assert main.schedule == plain.schedule
+    learner = learned(tiny("der", epochs=1, warmup_epochs=1, warmup_first=True), 1)
+    assert torch.isfinite(learner.network.head.weights).all()

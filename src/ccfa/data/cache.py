@@ -52,10 +52,10 @@ def cache_folder() -> Path | None:
     return Path(os.environ.get("XDG_CACHE_HOME") or usual) / "ccfa"
 
 
-def entries_of(paths: Sequence[Path], decoder: str) -> Entries:
-    """Return the entries of files; those in one folder are in one entry."""
+def entries_of(paths: Sequence[Path], decoder: str, root: str | Path | None = None) -> Entries:
+    """Return the entries of files under a root, by default their folder; those in one folder are in one entry."""
     folders = [os.path.dirname(os.path.abspath(path)) for path in paths]
-    root = os.path.commonpath({os.path.dirname(folder) for folder in folders} or {""})  # of the class folders
+    root = os.path.abspath(root) if root else os.path.commonpath(folders or [""])
     entries: Entries = {}
     for row, (folder, path) in enumerate(zip(folders, paths, strict=True)):
         facts: tuple[int, ...] = ()
@@ -73,7 +73,7 @@ def recall(folder: Path, entries: Entries, images: NDArray[np.uint8]) -> set[int
     known: set[int] = set()
     for name, keys in entries.items():
         path = folder / f"{name}.safetensors"
-        with suppress(CcfaError, OSError):
+        with suppress(CcfaError, OSError, LookupError, ValueError):  # or an entry of another version
             tensors, facts = read_tensors(path)
             stored = dict(zip(facts["keys"], tensors["images"].numpy(), strict=True))
             found = {row: stored[key] for row, key in keys.items() if key in stored}

@@ -71,13 +71,16 @@ class Decoded(NamedTuple):
     unreadable: list[tuple[Path, str]]  # the others, with the reason
 
 
-def decode_files(paths: Sequence[Path], framing: Framing, cache: Path | None = None) -> Decoded:
+def decode_files(
+    paths: Sequence[Path], framing: Framing, cache: Path | None = None, root: str | Path | None = None
+) -> Decoded:
     """Decode files in several threads and keep their order.
 
     Args:
         paths: The files.
         framing: The size of the images and how they are cropped.
         cache: A folder in which decoded images are kept, such as `cache_folder()`. None means no cache.
+        root: The folder that the files are in. If it grows, the cache still serves what was there before.
 
     Returns:
         The images as uint8 [n, 3, size, size] of the n usable files, the places of these files in `paths`, and the
@@ -90,7 +93,7 @@ def decode_files(paths: Sequence[Path], framing: Framing, cache: Path | None = N
         ((0, 3, 32, 32), [], 'cannot be read: No such file or directory')
     """
     images = np.zeros((len(paths), 3, framing.size, framing.size), dtype=np.uint8)
-    entries = entries_of(paths, _decoder(framing)) if cache else {}
+    entries = entries_of(paths, _decoder(framing), root) if cache else {}
     known = recall(cache, entries, images) if cache else set()
 
     def decode(row: int) -> str:

@@ -149,7 +149,7 @@ def read_photos(
                 ignored.append(path)
             else:
                 files.append((label, path))
-    images, rows, unreadable = decode_files([path for _, path in files], framing or Framing(), cache)
+    images, rows, unreadable = decode_files([path for _, path in files], framing or Framing(), cache, root)
     if not rows and not recursive and (meant := [str(one) for one in folders.values() if _has_folders_of_photos(one)]):
         raise DataError(
             f"{root} is one level too high: the photos are in folders inside its folders. Give one of these instead: "
@@ -331,14 +331,15 @@ def _same_images(
     images: Pixels, files: Sequence[tuple[int, Path]]
 ) -> tuple[list[tuple[Path, Path]], list[tuple[Path, Path]]]:
     """Pairs of files with the same image: in one class, and in two; published data sets have some of both."""
-    first: dict[bytes, tuple[int, Path]] = {}
+    first: dict[bytes, dict[int, Path]] = {}  # by the class
     duplicates, conflicts = [], []
     for digest, (label, path) in zip(image_digests(images), files, strict=True):
-        earlier_label, earlier = first.setdefault(digest, (label, path))
-        if earlier_label != label:
-            conflicts.append((earlier, path))
-        elif earlier != path:
-            duplicates.append((earlier, path))
+        earlier = first.setdefault(digest, {})
+        if label in earlier:
+            duplicates.append((earlier[label], path))
+        elif earlier:
+            conflicts.append((next(iter(earlier.values())), path))
+        earlier.setdefault(label, path)
     return duplicates, conflicts
 
 

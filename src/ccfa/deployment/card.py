@@ -4,58 +4,62 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_BEGIN, _END = "written by ccfa: changes between these lines are lost", "end of what ccfa writes"
-_IN_HEAD, _IN_BODY = "# {}", "<!-- {} -->"  # a remark in YAML and in Markdown
+_BEGIN, _END = "<!-- written by ccfa: changes between these lines are lost -->", "<!-- end of what ccfa writes -->"
+_MEASURED_ON = "held-out photos"  # the data set by which our results in the head are told from the owner's
 _HEAD = """\
 license: other  # choose one: the model is yours
 library_name: ccfa
 pipeline_tag: image-classification
 tags:
-- class-incremental-learning"""
+- class-incremental-learning
+metrics:
+- accuracy"""
 _BODY = "\n\n## Intended use\n\nTo be written by the model's owner.\n"
 
 
 def model_card(config: Mapping[str, Any], present: str = "") -> str:
-    """Return the card of a model: of the present card, only what ccfa has written between its marks is replaced.
+    """Return the card of a model: of the present card, only the results in its head and our part of the text change.
 
     Args:
         config: The content of config.json.
         present: The card as it is now.
     """
     present = present.replace("\r\n", "\n")
-    found = re.match(r"---\n(.*?)\n---\n", present, re.DOTALL)
-    head, body = (found[1], present[found.end() :]) if found else ("", present)
-    body = _with_written(body, _IN_BODY, _written(config)) or f"\n{_marked(_IN_BODY, _written(config))}{_BODY}{body}"
-    # A head without our marks is its owner's.
-    head = _with_written(head, _IN_HEAD, _results(config)) or head or f"{_HEAD}\n{_marked(_IN_HEAD, _results(config))}"
-    return f"---\n{head}\n---\n{body}"
+    found = re.match(r"---\n(.*?)\n---(?:\n|$)", present, re.DOTALL)
+    results, body = _results(config), present[found.end() :] if found else present
+    head = _with_results(found[1], results) if found else "\n".join([_HEAD, *results])
+    return f"---\n{head}\n---\n{_with_text(body, _written(config))}"
 
 
-def _marked(remark: str, written: str) -> str:
-    return f"{remark.format(_BEGIN)}\n{written}\n{remark.format(_END)}"
+def _with_text(body: str, written: str) -> str:
+    """The text with what is between the marks replaced, or with all of it before what the owner has written."""
+    before, begun, rest = body.partition(_BEGIN)
+    _, ended, after = rest.partition(_END)
+    if not (begun and ended):
+        before, after = "\n", _BODY + body
+    return f"{before}{_BEGIN}\n{written}\n{_END}{after}"
 
 
-def _with_written(text: str, remark: str, written: str) -> str:
-    """The text with what is between the marks replaced, or nothing if it has no marks."""
-    before, begun, rest = text.partition(remark.format(_BEGIN))
-    _, ended, after = rest.partition(remark.format(_END))
-    return f"{before}{_marked(remark, written)}{after}" if begun and ended else ""
+def _with_results(head: str, results: list[str]) -> str:
+    """The YAML head with our results, if it has them, as they are now. Other programs may have written it anew."""
+    keys = re.split(r"\n(?=[\w-]+:|#)", head)
+    return "\n".join(
+        "\n".join(results) if one.startswith("model-index:") and _MEASURED_ON in one else one for one in keys
+    )
 
 
-def _results(config: Mapping[str, Any]) -> str:
+def _results(config: Mapping[str, Any]) -> list[str]:
     """The accuracy as the Hub reads it."""
-    last = config["updates"][-1]
-    lines = ["metrics:", "- accuracy"]
-    if last["accuracy"] is not None:
-        lines += [
-            "model-index:",
-            f"- name: image classifier of {len(config['classes'])} classes",
-            "  results:",
-            "  - task: {type: image-classification}",
-            "    dataset: {name: held-out photos, type: imagefolder}",
-            f"    metrics: [{{type: accuracy, value: {last['accuracy']:.4f}}}]",
-        ]
-    return "\n".join(lines)
+    if (accuracy := config["updates"][-1]["accuracy"]) is None:
+        return []
+    return [
+        "model-index:",
+        f"- name: image classifier of {len(config['classes'])} classes",
+        "  results:",
+        "  - task: {type: image-classification}",
+        f"    dataset: {{name: {_MEASURED_ON}, type: imagefolder}}",
+        f"    metrics: [{{type: accuracy, value: {accuracy:.4f}}}]",
+    ]
 
 
 def _written(config: Mapping[str, Any]) -> str:
@@ -111,11 +115,10 @@ def _written(config: Mapping[str, Any]) -> str:
 def _training(config: Mapping[str, Any]) -> str:
     """What the backbone started from, and how it was trained."""
     start, first = config["weights"], config["updates"][0]["phases"]
-    began = {"none": "random weights", "pretrained": "timm's pretrained weights"}.get(
-        start, f"the weights with {start}"
-    )
+    began = {"none": "random weights", "pretrained": "timm's pretrained weights"}.get(start, f"the weights of {start}")
     phases = [
-        f"{one['name']} {one['epochs']} epochs, batches of {one['batch_size']}, rate {one['lr']:g}" for one in first
+        f"epochs of the phase {one['name']}: {one['epochs']}, batches of {one['batch_size']}, rate {one['lr']:g}"
+        for one in first
     ]
     return f"the backbone began with {began}; " + ("; ".join(phases) or "it was not trained")
 

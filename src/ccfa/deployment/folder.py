@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 from ccfa.deployment.card import model_card
-from ccfa.errors import DataError, LockedError, ModelError, UsageError
+from ccfa.errors import DamagedError, DataError, LockedError, ModelError, UsageError
 from ccfa.files import (
     LOCK,
     TENSOR_LIMIT,
@@ -50,7 +50,7 @@ CONFIG, NETWORK, LEARNER, CARD, EXEMPLARS = (
     "README.md",
     "exemplars",
 )
-FORMAT = 1
+FORMAT = 2
 HISTORY = "history"
 HISTORY_KEPT = 5
 _PARTS = (EXEMPLARS, CARD, LEARNER, NETWORK, CONFIG)  # in the order of the moves: the configuration comes last
@@ -103,7 +103,7 @@ class ModelFolder:
 
     def require_unused(self) -> None:
         """Refuse a folder that holds something else than a model."""
-        ours = {_NEXT, _READY, _DISCARDED, HISTORY, ".lock"}
+        ours = {_NEXT, _READY, _DISCARDED, HISTORY, LOCK}
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file. Name a new folder for the model.")
         if self.path.exists() and not self.holds_model():
@@ -326,8 +326,10 @@ def _checked_config(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     text = _content(path, TEXT_LIMIT)
     with damage_named(path):
         content = json.loads(text)
-        if content.get("format") != FORMAT:
-            raise ValueError(f"it has the format {content.get('format')!r}, and this version of ccfa reads {FORMAT}")
+        written = content.get("format")
+    if written != FORMAT:
+        raise ModelError(f"{path} has the format {written!r:.20}, and this version of ccfa reads {FORMAT}.")
+    with damage_named(path):
         digest = content.pop("digest", None)
         if digest != _digest(content):
             raise ValueError("its digest is wrong")
@@ -356,7 +358,7 @@ def _content(path: Path, limit: int) -> bytes:
 def _verified(path: Path, digest: str | None) -> bytes:
     content = _content(path, TENSOR_LIMIT)
     if hashlib.sha256(content).hexdigest() != digest:
-        raise ModelError(f"{path} is damaged or of another model: its digest is wrong.")
+        raise DamagedError(f"{path} is damaged or of another model: its digest is wrong.")
     return content
 
 
@@ -373,7 +375,7 @@ def _verified_images(place: Any, files: Mapping[str, str], kind: str, shape: tup
     for name in names:
         found = _IMAGE.fullmatch(name)
         if not found:
-            raise ModelError(f"{CONFIG} names {name!r:.80}, which is not an exemplar: it is damaged.")
+            raise DamagedError(f"{CONFIG} names {name!r:.80}, which is not an exemplar: it is damaged.")
         path = place(EXEMPLARS) / name.removeprefix(f"{EXEMPLARS}/")
         content = _verified(path, files[name])
         with damage_named(path), Image.open(io.BytesIO(content), formats=("PNG",)) as file:

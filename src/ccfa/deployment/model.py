@@ -27,7 +27,7 @@ from ccfa.data import (
 from ccfa.data.images import some
 from ccfa.deployment.folder import ModelFolder, State
 from ccfa.deployment.scoring import Calibration, Classifier, probabilities, score
-from ccfa.errors import DataError, ModelError, Notice, UsageError
+from ccfa.errors import DamagedError, DataError, ModelError, Notice, UsageError
 from ccfa.experiments.experiment import experiment_method, experiment_of
 from ccfa.files import damage_named
 from ccfa.learning.acceleration import pick_device
@@ -366,10 +366,11 @@ def undo_named(folder: ModelFolder) -> Iterator[None]:
     """Let an error about a damaged model say how to go back to the state before, if there is one."""
     try:
         yield
-    except ModelError as error:
-        if not folder.holds_model() or not folder.earlier():
+    except DamagedError as error:
+        if not folder.earlier():
             raise
-        raise ModelError(f"{error} `ccfa undo {folder.path}` goes back to the state before the last update.") from error
+        hint = f"`ccfa undo {folder.path}` goes back to the state before the last update."
+        raise DamagedError(f"{error} {hint}") from error
 
 
 def _framed(image: object, framing: Framing) -> NDArray[np.uint8]:

@@ -19,7 +19,7 @@ from ccfa.deployment.card import model_card
 from ccfa.deployment.folder import Images, ModelFolder, State
 from ccfa.deployment.model import RULES, Model
 from ccfa.deployment.scoring import Classifier, calibrate, embed, read
-from ccfa.errors import UsageError, chosen_name
+from ccfa.errors import LockedError, UsageError, chosen_name
 from ccfa.evaluation import rule_name
 from ccfa.experiments.experiment import describe, experiment_method, framing_of
 from ccfa.experiments.running import DEFAULTS, acceleration_of
@@ -97,6 +97,12 @@ class Plan:
         """How many of the held-out images the model has kept from earlier updates."""
         return len(self.before.state.held_out.labels) if self.before and self.before.state.held_out else 0
 
+    def require_current(self) -> None:
+        """Refuse the plan if the model is not the one that it was made for."""
+        present = self.folder.read_config() if self.folder.holds_model() else None
+        if present != (self.before.config if self.before else None):
+            raise LockedError(f"{self.folder.path} was changed by another process meanwhile. Try again.")
+
 
 def learn(
     path: Path | str,
@@ -157,14 +163,15 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
     chosen = _chosen_photos(photos, before, asked, experiment.seed)
     if chosen.known:
         notes.append(f"{len(chosen.known)} of these photos have been learned or held out before. They are left out.")
-        if others := [f"{path} as {name!r}" for path, own, name in chosen.known if name != own]:
-            notes.append(f"Some of them were photos of another class: {some(others)}. `ccfa undo` unlearns an update.")
+    if moved := [f"{path} as {name!r}" for path, own, name in chosen.known if name != own]:
+        notes.append(f"Some photos were learned as another class: {some(moved)}. `ccfa undo` unlearns an update.")
     used = {found[label] for label in photos.images.labels[chosen.train + chosen.held_out].tolist()}
     if empty := [name for name in new if name not in used]:
         notes.append(f"{some(empty)}: left out, since all photos have been learned before, of other classes.")
     new, more = tuple(filter(used.__contains__, new)), tuple(filter(used.__contains__, old))
     if not new and not more:
-        raise UsageError(f"There is nothing to learn: all photos of {folder} have been learned before.")
+        before_now = f", such as {some(moved)}" if moved else ""
+        raise UsageError(f"There is nothing to learn: all photos of {folder} have been learned before{before_now}.")
     if before and len(new) == 1 and not learns_one_class(method):
         raise UsageError(
             f"{method.name} learns nothing from a single new class, here {new[0]!r}. Give it two or more at once, or "
@@ -180,7 +187,7 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
     assert train  # a class has at least one photo to learn from
     index = int(before.config["learner"]["stage"][0]) + 1 if before else 0
     stage = Stage(index if new else index - 1, len(known), len(known) + len(new))
-    if not before and untrained(method.backbone) is method.backbone:
+    if not before and weights_name(method) == "none":
         notes.append(
             "The backbone starts from random weights. A pretrained one, such as --backbone timm:resnet18.a1_in1k, "
             "recognises far more of a small folder (see docs/photos.md)."
@@ -444,12 +451,14 @@ def _more_labels(plan: Plan) -> list[int]:
 def carry_out(plan: Plan, running: Running = DEFAULTS, observer: Observer | None = None) -> Model:
     """Learn what was planned and replace the model, in one step. Hold its folder from the plan on."""
     began = time.monotonic()
+    plan.require_current()
     learner = _learner(plan, running, observer)
     if plan.new:
         learner.learn(plan.stage)
     if plan.more:
         _conclude_more(learner, plan)
     state = _state(plan, learner, time.monotonic() - began)
+    plan.require_current()  # also where the file system has no locks
     plan.folder.replace(state, plan.keep)
     return Model(plan.folder.path, state, learner.device)
 
@@ -613,7 +622,7 @@ def weights_name(method: Method) -> str:
     """What the backbone begins with: none, pretrained, or a file by its name and digest."""
     if isinstance(method.backbone, FromFile):
         return f"{method.backbone.path.name}, SHA-256 {method.backbone.sha256}"
-    return "none" if untrained(method.backbone) is method.backbone else "pretrained"
+    return "none" if untrained(method.backbone) == method.backbone else "pretrained"
 
 
 def now() -> str:

@@ -311,7 +311,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
             raise UsageError(f"The seed must be from 0 to 2^63 - 1, got {seed}.")
     reading = framing_of(experiment, method), experiment.skip_bad, experiment.validation, experiment.recursive
     train, test = load(experiment.data, data_dir, *reading)
-    if untrained(method.backbone) is not method.backbone:
+    if untrained(method.backbone) != method.backbone:
         new_network(method, train.shape[0])  # weights that do not fit are found here
     notes = []
     if experiment.validation:

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -177,16 +178,16 @@ def run_all(
     if folder := running.first_stages:
         keys = (first_stage_key(resolved, acceleration, device) for resolved in experiments)
         firsts = {number: stored_at(folder, key) for number, key in enumerate(keys)}
-    begun: set[Path | None] = set()
+    training: set[Path | None] = set()
 
     def next_number() -> int:
         """Choose the next run: the first that need not wait for a first stage that another one is training."""
         with choosing:
-            ready = (one for one in waiting if firsts.get(one) not in begun or firsts[one].exists())
+            ready = (one for one in waiting if firsts.get(one) not in training or os.path.exists(firsts[one]))
             number = next(ready, waiting[0])
             waiting.remove(number)
             if number in firsts:
-                begun.add(firsts[number])
+                training.add(firsts[number])
             return number
 
     def work() -> tuple[int, Outcome]:
@@ -204,6 +205,7 @@ def run_all(
             place = directory.path / ERRORS
             error = CcfaError(f"{type(ended).__name__}: {ended}. The traceback is in {place}.")
             error.__cause__ = ended
+        training.discard(firsts.get(number))  # if it failed, another one has to train it
         outcome = Outcome(resolved, directory, report, error)
         on_end(outcome)
         if isinstance(error, Stopped):

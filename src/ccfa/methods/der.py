@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ccfa.augmentation.samples import classification_loss
 from ccfa.losses import cross_entropy
-from ccfa.methods.method import Budget, LearnerView, Method, Recipe, Step, Term, register_method
+from ccfa.methods.method import Budget, LearnerView, Method, Phase, Recipe, Step, Term, register_method
 from ccfa.methods.parts import Phases, Steps, balanced_exemplars, class_blocks, herd, trainable
 from ccfa.models import Branches, LinearHead, Network
 
@@ -23,6 +23,7 @@ def der(
     later_share: float = 160 / 200,
     later_milestones: tuple[float, ...] = (100 / 160, 120 / 160),
     warmup_epochs: int = 10,
+    warmup_first: bool = False,
     lambda_auxiliary: float = 1.0,
     balanced_epochs: int = 50,
     balanced_lr: float = 0.05,
@@ -40,18 +41,21 @@ def der(
         later_share: The main phase of stages after the first has this many times `epochs`.
         later_milestones: The milestones of stages after the first.
         warmup_epochs: Epochs before the main phase in which the learning rate rises.
+        warmup_first: Begin with the warm-up in the first stage, too, as published for a start from 0 classes.
         lambda_auxiliary: The weight of the newest backbone's own loss.
-        balanced_epochs: Epochs of the balanced phase, in which the head is trained anew.
-        balanced_lr: The learning rate of the balanced phase.
-        balanced_milestones: The milestones of the balanced phase.
-        temperature: Logits are divided by it in the balanced phase and afterwards.
+        balanced_epochs: Epochs of the phase `classifier`, in which the head is trained anew.
+        balanced_lr: The learning rate of the phase `classifier`.
+        balanced_milestones: The milestones of the phase `classifier`.
+        temperature: Logits are divided by it in the phase `classifier` and afterwards.
         memory: Exemplars kept per class.
     """
-    first = recipe.phase(Steps(milestones))
+    first: tuple[Phase, ...] = (recipe.phase(Steps(milestones)),)
     main = recipe.phase(Steps(later_milestones), parameters=trainable, prepare=FreshHead("main"))
     main = replace(main, epochs=round(later_share * recipe.epochs))
     warmup = replace(main, name="warm-up", epochs=warmup_epochs, schedule=rising, prepare=FreshHead("warm-up"))
-    # Not called "balanced", so that feature augmentations leave it alone: their samples would make it unbalanced.
+    if warmup_first:
+        first = (warmup, replace(first[0], prepare=FreshHead("main")))
+    # Not called "balanced", so that augmentations leave it alone: CCFA's samples would make it unbalanced.
     classifier = replace(
         main,
         name="classifier",
@@ -70,7 +74,7 @@ def der(
         backbone=recipe.builder,
         head=WideningHead,
         criterion=cross_entropy,
-        phases=Phases(*(tuple(one for one in part if one.epochs) for part in ((first,), (warmup, main, classifier)))),
+        phases=Phases(*(tuple(one for one in part if one.epochs) for part in (first, (warmup, main, classifier)))),
         shape_network=add_branches,
         terms=(partial(NewestBranchLoss, lambda_auxiliary),),
         memory=Budget(per_class=memory),

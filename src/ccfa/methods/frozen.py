@@ -191,7 +191,8 @@ class ReadOut(Term):
 
         The result is the same as if the images had been there in the classes' own stage, but for two things. A ridge
         that was chosen stays. Where classes are balanced, the earlier images of a class keep their weight of 1 over
-        their number, and the new ones get 1 over the number of all, so such a class counts somewhat more than others.
+        their number, and the new ones get 1 over the number of all, so a class with n earlier and m new images counts
+        1 + m / (n + m) times as much as others.
 
         Args:
             head: The head of the network, whose classes are computed anew.

@@ -141,7 +141,7 @@ def _measured_methods() -> set[str]:
     """The methods of finished runs whose reports are in results/, on data of the tables."""
     found = set()
     for path in Path("results").rglob("*.json"):
-        with suppress(ModelError, OSError, LookupError, TypeError):
+        with suppress(ModelError, OSError, LookupError, TypeError, ValueError):  # whatever else is called so
             report = Report.from_json(path.read_text())
             if report.finished and report.config["experiment"]["data"] in SIZES:
                 found.add(str(report.config["experiment"]["method"]))

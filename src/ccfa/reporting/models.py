@@ -143,7 +143,7 @@ def predict_shown(
         else:
             if total == 1:
                 console.print(f"{'class':{width}}  confidence  file", soft_wrap=True)
-            console.print(_line(one, width, console.width), soft_wrap=True)
+            console.print(_line(one, width), soft_wrap=True)
     if not total:
         raise DataError("There are no photos to predict.")
     if errors:
@@ -156,8 +156,8 @@ def _named(inputs: tuple[str, ...], stdin: IO[str]) -> Iterator[str]:
         if name != "-":
             yield name
             continue
-        for line in stdin:
-            is_list = "\0" in line  # of `find -print0`, where a line end belongs to a name
+        for line in stdin:  # as they come
+            is_list = "\0" in line  # of `find -print0`, where a line end belongs to a name, of any but the first
             names = (line + stdin.read()).split("\0") if is_list else [line.rstrip("\r\n")]
             yield from filter(None, names)
 
@@ -175,18 +175,14 @@ def _csv_row(one: Prediction, top: int) -> list[object]:
     return [str(one.path), one.name, f"{one.confidence:.4f}", "yes" if one.unfamiliar else "no", "", *others]
 
 
-def _line(one: Prediction, width: int, room: int) -> str:
-    """The class, the confidence, the whole path, and as many of the next classes as there is room for."""
+def _line(one: Prediction, width: int) -> str:
+    """The class, the confidence, the whole path, and the next classes."""
     name, share = ("-", "-") if one.error else (one.name, f"{percent(one.confidence, 1)} %")
     line = f"{name}{' ' * (width - cell_len(name))}  {share:>10}  {one.path}"
     if one.error or one.unfamiliar:
         line += f"  {one.error or 'unlike the learned images'}"
-    for place, (other, chance) in enumerate(one.top[1:]):
-        more = f"{', ' if place else '  then '}{other} {percent(chance, 0)} %"
-        if cell_len(line + more) > room:
-            break
-        line += more
-    return line
+    others = ", ".join(f"{other} {percent(chance, 0)} %" for other, chance in one.top[1:])
+    return line + (f"  then {others}" if others else "")
 
 
 def evaluate_shown(
