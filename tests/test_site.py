@@ -36,3 +36,11 @@ def test_site_builds_and_is_complete(tmp_path):
     loaded = r'<(?:script|img|iframe)\b[^>]*\bsrc="([^"]+)"|<link\b[^>]*rel="stylesheet"[^>]*href="([^"]+)"'
     links = {link for text in pages.values() for pair in re.findall(loaded, text) for link in pair}
     assert [link for link in links if "//" in link] == []
+
+
+def test_no_formula_becomes_a_list():
+    """A line of a formula that begins with + is a bullet for Markdown."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks/RESULTS.md"]
+    assert [
+        path.name for path in pages if re.search(r"^ {0,5}\+ ", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ] == []
