@@ -129,8 +129,9 @@ def add_ten(train: ImageSet, test: ImageSet, given: argparse.Namespace, place: P
         "ranpac",
         data="cifar-fifty",
         scenario="50",
-        backbone="resnet32-podnet",
-        weights=given.weights,
+        backbone=given.backbone,
+        weights=with_names_of_timm(given, place),
+        image_size=given.image_size if given.backbone.startswith("timm:") else None,
         options={"epochs": 0, "balanced": True},
     )
     model = model_of_run(run(experiment, place / "run", running).path, place / "fifty")
@@ -145,6 +146,7 @@ def add_ten(train: ImageSet, test: ImageSet, given: argparse.Namespace, place: P
         return sum(a == b for a, b in zip(names, truth, strict=True)) / len(truth)
 
     row = {
+        "backbone": given.backbone,
         "photos": given.photos,
         "fifty_before": round(100 * accuracy(model, 0, 50), 2),
         "fifty_after": round(100 * accuracy(after, 0, 50), 2),
