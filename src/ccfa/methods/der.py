@@ -55,7 +55,7 @@ def der(
     warmup = replace(main, name="warm-up", epochs=warmup_epochs, schedule=rising, prepare=FreshHead("warm-up"))
     if warmup_first:
         first = (warmup, replace(first[0], prepare=FreshHead("main")))
-    # Not called "balanced", so that augmentations leave it alone: CCFA's samples would make it unbalanced.
+    # Not called "balanced", so that augmentations leave it alone: samples of old classes would make it unbalanced.
     classifier = replace(
         main,
         name="classifier",
