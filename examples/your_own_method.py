@@ -31,7 +31,11 @@ class LogitDistillation(Term):
 
 @register_method("distilled-replay", METHODS["replay"])
 def distilled_replay(method: Method, *, temperature: float = 2.0) -> Method:
-    """Replay with one more term. It has replay's options and presets too."""
+    """Replay with one more term. It has replay's options and presets too.
+
+    Args:
+        temperature: Logits are divided by it.
+    """
     return replace(method, terms=(partial(LogitDistillation, temperature),))
 
 

@@ -76,8 +76,9 @@ def _root(data_dir: Path | None) -> Path | None:
 
 
 def _advice(root: Path | None) -> str:
-    folder = f"into {root}" if root else "into a folder DIR and give --data-dir DIR, or set CCFA_DATA=DIR"
-    return f"Get {URL} (the Python edition is not read) and put it, as it is or unpacked, {folder}."
+    if not root:
+        return f"Give --data-dir DIR, or set CCFA_DATA=DIR. If it is not in DIR, {URL} is downloaded to it."
+    return f"Get {URL} (the Python edition is not read) and put it, as it is or unpacked, into {root}."
 
 
 def _download(root: Path) -> Path:

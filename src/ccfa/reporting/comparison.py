@@ -290,7 +290,7 @@ def compare_entries(entries: Sequence[Result], notes: Sequence[str] = ()) -> Com
         done, last = len(entry.report.num_seen), 100 * entry.report.overall[-1]
         notes.append(
             f"{entry.path} is unfinished ({done} of {len(sizes)} stages, last accuracy {last:.2f}): "
-            "shown, not averaged."
+            "on the page and in runs.csv, not averaged."
         )
     notes += _mixed([entry for line in lines for entry in line.entries])
     settings = tuple(_settings_notes([line.entries[0] for line in lines]))
