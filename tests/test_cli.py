@@ -10,9 +10,11 @@ import termios
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
+from typing import get_args
 
 import pytest
 import torch
+import tyro
 
 import ccfa
 from ccfa import cli
@@ -75,6 +77,7 @@ USAGE = [  # what the experiment itself refuses is in test_experiment.py
     (["export", "model", "--formt", "torch"], "Did you mean --format"),
     (["model", "run", "model", "--out", "x"], "does not take --out. See"),
     (["undo", "model", "extra"], "does not take extra"),
+    (["run", "mine"], "--plugin"),
     (["runn", "podnet"], "Did you mean 'run'"),
     (["run", "podnet", "--memory", "many"], "many"),
     (["run", "podnet", "--plugin", "none.py"], "none.py"),
@@ -98,6 +101,15 @@ def test_mistakes_are_explained_and_leave_nothing_behind(call, tmp_path, argumen
     assert re.search(said, err)
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", get_args(cli.Verb))
+@pytest.mark.filterwarnings("ignore:get_parser")
+def test_flags_are_those_of_the_parser(verb):
+    """A flag that is parsed but not known here would be refused."""
+    parser = tyro.extras.get_parser(verb, config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes))
+    known = {flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
+    assert {"--help", *cli._flags(verb)} == known
 
 
 def test_missing_data_is_code_3(call, tmp_path):

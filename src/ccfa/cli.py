@@ -566,7 +566,7 @@ def _parsed(words: list[str]) -> Verb:
 
 def _require_known_flags(words: list[str], verb: type) -> None:
     """Name the nearest flag, or what to write after --set, for a flag that the verb does not have."""
-    flags = ["--help", *_flags(verb)]
+    flags = ["--", "--help", *_flags(verb)]
     strange = [place for place, word in enumerate(words) if word[:2] == "--" and _typed(word) not in flags]
     if not strange:
         return

@@ -100,7 +100,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     listed = ", ".join(repr(one) if "," in one else one for one in known[:60])
     if len(known) > 60:
         listed += f", and {len(known) - 60} more"
-    own = " One of your own needs --plugin FILE." if kind in ("method", "backbone") else ""
+    own = f" A {kind} of your own needs --plugin FILE (load_plugin)." if kind in ("method", "backbone") else ""
     return UsageError(f"Unknown {kind} {name!r}.{hint} Known: {listed}.{own}")
 
 

@@ -364,9 +364,9 @@ def _longer_phases(experiment: Experiment, method: Method, stages: Sequence[Stag
     """Say which phases are longer than the number of epochs that was asked for."""
     if "epochs" not in experiment.options:
         return
-    (main, *_), phases = method.phases(stages[0]) or (None,), method.phases(stages[-1])
-    for phase in phases:
-        if main and phase.name != main.name and phase.epochs > main.epochs:
+    main = [phase.epochs for phase in method.phases(stages[0]) if phase.name == "main"]
+    for phase in method.phases(stages[-1]):
+        if main and phase.name != "main" and phase.epochs > max(main):
             yield (
                 f"The phase {phase.name} has {phase.epochs} epochs: --epochs is for the main phase alone. See "
                 f"`ccfa list options {experiment.method}`."

@@ -43,7 +43,7 @@ def learn_shown(
 ) -> Model | None:
     """Say what was found and what will happen, learn it, and say what came of it."""
     if several():
-        raise UsageError("torchrun shares one run among its processes, and `ccfa learn` is no run: start it without.")
+        raise UsageError("`ccfa learn` works in one process. Start it without torchrun.")
     place = ModelFolder(path)
     with nullcontext() if dry_run else place.held():  # a second process is refused before it plans
         with undo_named(place):
