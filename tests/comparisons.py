@@ -21,7 +21,7 @@ def config(
     """A configuration as config.json holds it; options change the resolved method, as they do in earnest."""
     options, classes = options or {}, order or list(range(sum(sizes)))
     scenario = ",".join(map(str, sizes))
-    phase = {"epochs": 20, "lr": 0.1}
+    phase = {"name": "main", "epochs": 20, "lr": 0.1}
     phase |= {name: json.loads(text) for name, text in options.items() if not name.startswith("ccfa.")}
     resolved = {
         "name": method,

@@ -136,6 +136,39 @@ def test_options_of_all_runs_are_said_once():
     assert compare_entries(fewer).settings == ("between methods memory differs: 5 (podnet), 20 (icarl).",)
 
 
+def test_common_options_are_no_name_of_a_plug_in():
+    given = {"epochs": "5", "lr": "1", "balanced_epochs": "2", "lambda_flat": "3"}
+    runs = [entry("a", method="mine", options=given | {"weight": "2"}), entry("b", options=given)]
+    comparison = compare_entries(runs)
+    assert list(named(comparison)) == ["mine", "podnet"]
+    (note,) = comparison.settings
+    assert [note.count(f"{name}=") for name in ("epochs", "lr", "lambda_flat", "weight")] == [2, 1, 1, 1]
+    longer = compare_entries([entry("a", method="mine", options=given), entry("b", options=given | {"epochs": "6"})])
+    assert list(named(longer)) == ["mine, epochs=5", "podnet, epochs=6"]
+
+
+def test_a_default_is_not_set_for_all():
+    given = [entry("a", options={"epochs": "20"}), entry("b", method="aanet")]
+    (note,) = compare_entries(given).settings
+    assert "20 (podnet), 12 (aanet)" in note
+
+
+RECIPE = {"epochs": "7", "batch_size": "8", "lr": "0.375", "weight_decay": "0.25", "cutout": "3"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_plug_ins_are_named_with_their_defaults(name):
+    warmed = {"warmup_first": "true"} if name == "der" else {}
+    mine = entry("a", method="mine")
+    mine.report.config["resolved"]["method"] = described(name, backbone="resnet18-ucir", **RECIPE, **warmed)
+    others = [entry("b", method="replay", options=dict.fromkeys(RECIPE, "5")), entry("c")]
+    notes = compare_entries([mine, *others]).settings
+    for option, value in RECIPE.items():
+        (note,) = [note for note in notes if f" {option} " in note]
+        assert all(part in note for part in (f"{value} (mine)", "(replay)", "(podnet)"))
+    assert any("resnet18-ucir (mine), small (replay, podnet)" in note for note in notes)
+
+
 @pytest.mark.parametrize(
     ("given", "num_lines"),
     [({"options": {"epochs": "20"}}, 1), ({"skip_bad": False}, 1), ({"image_size": 32}, 2), ({"skip_bad": True}, 2)],

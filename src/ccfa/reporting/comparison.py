@@ -25,11 +25,12 @@ import ccfa
 from ccfa.errors import CcfaError, ModelError, UsageError
 from ccfa.evaluation import COSTS, DEFINITIONS, METRICS, SIZES, Report, mean_and_spread
 from ccfa.experiments import Run
-from ccfa.experiments.experiment import preset
+from ccfa.experiments.experiment import describe, preset
 from ccfa.experiments.run_directory import differences, leaves, two_columns
 from ccfa.experiments.tables import Result, Setting, cell_for, cited_only
 from ccfa.files import make_folder, read_file, write_atomically
-from ccfa.methods import METHODS
+from ccfa.methods import METHODS, Recipe
+from ccfa.models import BACKBONES
 from ccfa.options import decode, schema
 from ccfa.reporting.charts import NUM_COLOURS, Curve, Figure, Point, line_figure, scatter_figure
 from ccfa.reporting.page import render
@@ -341,12 +342,24 @@ def _value(entry: Result, name: str) -> Any:
     if name == "memory" and (kept := entry.resolved["method"].get("memory")):  # by whichever option
         return f"{kept['total']} in all" if kept.get("total") else kept.get("per_class") or 0
     if text is None:
-        return getattr(experiment, name) if name in FIELDS else _default(experiment, name)
-    kinds = schema(METHODS[experiment.method]) if experiment.method in METHODS else {}
+        default = getattr(experiment, name) if name in FIELDS else _default(experiment, name)
+        return _stored(entry, name, default) if default in (LACKING, "default") else default
+    kinds = schema(METHODS.get(experiment.method, Recipe))
     try:
-        return decode(text, kinds[name]) if name in kinds else text
-    except ValueError:  # of another version
+        return decode(text, kinds[name]) if name in kinds else json.loads(text)
+    except ValueError:  # a word, or of another version
         return text
+
+
+def _stored(entry: Result, name: str, default: Any) -> Any:
+    """Return an option of the recipe as config.json has it, for a method or a data set that is not registered here."""
+    method = entry.resolved["method"]
+    if name == "backbone":
+        return next((one for one, builder in BACKBONES.items() if describe(builder) == method.get(name)), default)
+    parts = dict(leaves(method))
+    names = (path for path, value in parts.items() if path.endswith(".name") and value == "main")
+    main = next(names, "").removesuffix("name")
+    return parts.get(main + name, parts.get(f"transforms.{name}", default))
 
 
 def _default(experiment: Experiment, name: str) -> Any:
@@ -372,11 +385,12 @@ def _settings_notes(entries: Sequence[Result]) -> Iterator[str]:
     named = {text.partition("=")[0] for entry in entries for text in _own_options(entry, entries)}
     shared = []
     for name in dict.fromkeys([*NOTED, *given]):
-        methods: dict[str, list[str]] = {}  # by value
+        methods: dict[float | str, list[str]] = {}  # by value
         for entry in entries:
             if (value := _value(entry, name)) is not LACKING:
-                methods.setdefault(str(value), []).append(entry.experiment.method)
-        if name in given and name not in named:
+                key = value if isinstance(value, int | float) else str(value)
+                methods.setdefault(key, []).append(entry.experiment.method)
+        if name in given and name not in named and len(methods) == 1:
             shared += [f"{name}={value}" for value in methods]
         elif len({frozenset(names) for names in methods.values()}) > 1:
             told = ", ".join(f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in methods.items())
