@@ -18,6 +18,7 @@ from ccfa.experiments.tables import (
     cell_for,
     cells,
     experiment_for,
+    gpu_minutes,
     left_to_run,
     measured,
     read_results,
@@ -216,3 +217,10 @@ def test_the_most_valuable_runs_come_first():
 )
 def test_steps_of_a_run(setting, thousands):
     assert steps(setting) / 1000 == pytest.approx(thousands, abs=1.5)
+
+
+def test_a_smaller_backbone_costs_less():
+    rows = FURTHER["field"].rows
+    wide, narrow = (rows[name][0].setting for name in ("DER without pruning", "DER without pruning, ResNet-32"))
+    assert steps(narrow) == steps(wide)
+    assert gpu_minutes(narrow) < gpu_minutes(wide)

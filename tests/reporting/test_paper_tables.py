@@ -47,10 +47,10 @@ def kept(folder):
 
 
 def test_filling_keeps_every_report(table, tmp_path):
-    assert table("--fill", "--at-once", "2")[0] == 0
+    assert table("--fill", "--at-once", "8")[0] == 0
     reports = kept(tmp_path / "results")
     assert set(reports) == {run.name for run in RUNS}
-    assert all(report.finished and report.environment["at_once"] == 2 for report in reports.values())
+    assert all(report.finished and report.environment["at_once"] == len(RUNS) for report in reports.values())
     assert "No run is missing" in table("--fill")[1]
 
 
@@ -143,7 +143,7 @@ def test_a_table_shows_paper_and_ours(results, call):
     words = ("table", "main", "--rows", "podnet", "--columns", "5 tasks")
     output = call(*words, "10 tasks")[1]
     assert all(text in output for text in ("67.24±", "67.33±1.53", "+0.09 (3)", "65.00±4.00"))
-    assert output.count(" min ") == 3  # what the three rows lack at 10 tasks
+    assert output.count(" GPU min ") == 3  # what the three rows lack at 10 tasks
     assert "63.00±2.83" in call(*words, "--orders", "2")[1]
     overview = call("table")[1]
     assert all(name in overview for name in TABLES | FURTHER)
@@ -214,7 +214,7 @@ def test_the_command_of_a_cell_can_be_typed(results, call):
     ]
     command = row.split("`")[1]
     assert "--ccfa on --orders podnet-0 podnet-1 podnet-2 --seeds 1" in command
-    assert "--memory 5 --set ccfa.target=own-label" in command
+    assert "--memory 5 --set ccfa.target=own-label --at-once 8" in command
     code, *_ = call(*command.split()[1:], "--data-dir", "nowhere")
     assert code == 3  # it is understood, and fails for want of data
 

@@ -172,6 +172,9 @@ def run_all(
     begins after runs that need not wait. Each run draws from its own generators, so runs at once differ from runs alone
     only in the order in which the device works.
     """
+    if running.at_once < 1:
+        raise UsageError(f"At least one run must be at work at a time, got {running.at_once}.")
+    running = replace(running, at_once=min(running.at_once, len(experiments) or 1))  # reports say who shared the device
     stopping, (device, acceleration) = stop or Stop(), acceleration_of(running)
     waiting, choosing = list(range(len(experiments))), threading.Lock()
     firsts: dict[int, Path] = {}  # where the first stages are stored, by the number of the run
@@ -212,8 +215,6 @@ def run_all(
             raise error
         return number, outcome
 
-    if running.at_once < 1:
-        raise UsageError(f"At least one run must be at work at a time, got {running.at_once}.")
     if running.at_once == 1:  # in this thread, which a second Ctrl-C ends at once
         return [outcome for _, outcome in sorted(work() for _ in experiments)]
     with ThreadPoolExecutor(max_workers=running.at_once) as pool:

@@ -34,10 +34,11 @@ ORDERS = ("podnet-0", "podnet-1", "podnet-2")  # the three class orders of the p
 SEED = 1
 CIFAR100 = "cifar100"  # the only data set of the paper that can be downloaded
 SIZES = {CIFAR100: (100, 500), "imagenet100": (100, 1300), "imagenet1000": (1000, 1281)}  # classes, images per class
-STEPS_PER_SECOND = 745.0  # of PODNet with ResNet-32, over eight runs that share one H200
-# Roughly how much longer a step of other methods takes. Not measured: GeoDL's, which is not captured, DER's with
-# ResNet-18, and FeTrIL's, which trains the head alone.
-SLOWER = {"aanet": 2.0, "il2a": 8.7, "geodl": 10.0, "der": 10.0, "fetril": 0.1}
+AT_ONCE = 8  # runs that share one H200 wherever a cost is estimated
+STEPS_PER_SECOND = 745.0  # of PODNet with ResNet-32, over all of these runs
+# Roughly how much longer a step of other methods takes; a backbone that is not the method's own follows its name.
+# Not measured: GeoDL's, which is not captured, DER's, with its frozen backbones, and FeTrIL's, for the head alone.
+SLOWER = {"aanet": 2.0, "il2a": 8.7, "geodl": 10.0, "der": 10.0, "der resnet32-pycil": 2.5, "fetril": 0.1}
 DECIMALS = 6  # of stored accuracies
 PAPERS: dict[str, str] = {
     "ucir": "Hou et al., CVPR 2019",
@@ -302,8 +303,8 @@ class Result:
 
     @property
     def gpu_minutes(self) -> float:
-        """The run's time divided by the number of runs that shared the device."""
-        return self.report.seconds / 60 / int(self.report.environment.get("at_once", 1))
+        """The run's minutes divided by the number of runs that shared the device."""
+        return self.report.minutes / int(self.report.environment.get("at_once", 1))
 
 
 @dataclass(frozen=True)
@@ -455,5 +456,7 @@ def steps(setting: Setting) -> int:
 
 
 def gpu_minutes(setting: Setting) -> float:
-    """Return roughly what a run on CIFAR-100 costs on one H200 that eight runs share."""
-    return steps(setting) * SLOWER.get(setting.method, 1.0) / STEPS_PER_SECOND / 60
+    """Return roughly the GPU minutes of a run on CIFAR-100, of an H200 that `AT_ONCE` runs share."""
+    own = SLOWER.get(setting.method, 1.0)
+    slower = SLOWER.get(f"{setting.method} {dict(setting.options).get('backbone')}", own)
+    return steps(setting) * slower / STEPS_PER_SECOND / 60

@@ -14,6 +14,7 @@ from rich.table import Table as Screen
 from ccfa.errors import DataError, Stopped, UsageError, choose, unknown
 from ccfa.evaluation.report import SIZES
 from ccfa.experiments.tables import (
+    AT_ONCE,
     CIFAR100,
     FURTHER,
     ORDERS,
@@ -48,10 +49,12 @@ from ccfa.settings import Experiment, Running, Wanted, command_words
 SLURM_MINUTES = 240  # the time limit of a job by default
 MARGIN = 0.25  # minutes
 CLOSE = 0.6  # points: what counts as reproduced
-COST = (
-    "~: what the missing runs would cost, in minutes of one H200 that eight runs share; the first stage is counted "
-    "with the runs without CCFA, and not with those that share PODNet's."
+GPU_MINUTES = "GPU minutes: a run's minutes divided by the number of runs that share the device"
+ESTIMATE = (
+    f"~: estimated for the missing runs, {AT_ONCE} at once on one H200; the first stage is counted with the runs "
+    "without CCFA, and not with those that share PODNet's."
 )
+COST = f"{GPU_MINUTES}. {ESTIMATE}"
 LEGEND = (
     "In each cell: the published value (*: re-run by the paper's authors); ours, as mean ± standard deviation over "
     f"class orders; the difference and, in brackets, our number of runs. {COST} needs ImageNet: see docs/imagenet.md. "
@@ -158,7 +161,7 @@ def _overview_screen(results: Sequence[Result], num_orders: int) -> Screen:
         if any(map(needs_imagenet, one_each)):
             cost = NEEDS_IMAGENET
         else:
-            cost = f"~{sum(_minutes_left(cell, results, num_orders) for cell in one_each.values()):,.0f} min"
+            cost = f"~{sum(_minutes_left(cell, results, num_orders) for cell in one_each.values()):,.0f} GPU min"
         screen.add_row(table.name, table.title, str(len(table.cells)), str(done), cost)
     return screen
 
@@ -182,7 +185,9 @@ def _minutes_left(cell: Cell, results: Sequence[Result], num_orders: int = len(O
 
 
 def _cost(cell: Cell, results: Sequence[Result], num_orders: int = len(ORDERS)) -> str:
-    return NEEDS_IMAGENET if needs_imagenet(cell.setting) else f"~{_minutes_left(cell, results, num_orders):.0f} min"
+    if needs_imagenet(cell.setting):
+        return NEEDS_IMAGENET
+    return f"~{_minutes_left(cell, results, num_orders):.0f} GPU min"
 
 
 def write_pages(wanted: Wanted, console: Console) -> None:
@@ -243,7 +248,8 @@ def reproduction(results: Sequence[Result]) -> str:
         points=CLOSE,
         num_close=len(close),
         num_missed=len(targets) - len(close),
-        cost=COST,
+        gpu_minutes=GPU_MINUTES,
+        estimate=ESTIMATE,
         main_table=_main_table(results),
         gains=list(_gains(results)),
         tables=[(table, list(_page_rows(table, results))) for table in TABLES.values()],
@@ -301,7 +307,7 @@ def _page_cell(cell: Cell, results: Sequence[Result]) -> list[str]:
     paper = _paper(cell) + (", copied" if cell.source == "copied" else "") + (f" ({cell.slip})" if cell.slip else "")
     command = f"`{_cell_command(setting)}`" if can_run(setting) else ""
     if ours is None:
-        cost = _cost(cell, results).removesuffix(" min") if can_run(setting) else ""
+        cost = _cost(cell, results).removesuffix(" GPU min") if can_run(setting) else ""
         return [paper, "", "", "", cost, "", "", command]
     difference = _difference(ours.mean, cell.value)
     if difference and cell.is_target and not _is_close(cell, ours):
@@ -332,8 +338,10 @@ def _cell_command(setting: Setting) -> str:
     """The command that runs a cell again, on the paper's class orders."""
     experiment = replace(experiment_for(setting, None, SEED), ccfa=False)
     method, data, name, _, _, *rest = experiment.arguments()  # without --seed
-    words = ["ccfa", "sweep", method, "--ccfa", "on" if setting.ccfa else "off", "--orders", *orders_for(setting)]
-    return shlex.join([*words, "--seeds", str(SEED), data, name, *rest])
+    orders = orders_for(setting)
+    words = ["ccfa", "sweep", method, "--ccfa", "on" if setting.ccfa else "off", "--orders", *orders]
+    sharing = ["--at-once", str(AT_ONCE)] if len(orders) > 1 else []
+    return shlex.join([*words, "--seeds", str(SEED), data, name, *rest, *sharing])
 
 
 def _commands(wanted: Wanted, running: Running) -> list[list[str]]:

@@ -214,7 +214,7 @@ def sweep(
             suit_threads(math.prod(left[0].train.shape))  # before they are told; the data are the same for all
         before = f", {num_done} of them finished before" if num_done else ""
         runs = counted(num_done + len(left), "run")
-        where = f"{running.at_once} at a time, on {describe_device(device)}, in {out}"
+        where = f"{min(running.at_once, len(left) or 1)} at a time, on {describe_device(device)}, in {out}"
         console.print(f"{runs}{before}, {where}", soft_wrap=True)
         trained: set[str] = set()  # first stages; a run takes one that another has trained
         sizes = []
