@@ -91,7 +91,7 @@ def test_known_heads_use_the_kernel(monkeypatch, head, criterion, known):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_classes", [7, 50, 90])
+@pytest.mark.parametrize("num_classes", [7, 50, 90, 150])  # 150 need more than one tile
 @pytest.mark.parametrize("criterion", CRITERIA)
 @pytest.mark.parametrize("make", [CosineHead, LocalSimilarityHead], ids=lambda kind: kind.__name__)
 def test_the_kernel_makes_the_same_attack(monkeypatch, make, criterion, num_classes):

@@ -85,11 +85,20 @@ def _powers(logits, largest, is_target, CRITERION: tl.constexpr):
 
 
 @triton.jit
+def _by_class(logits, largest, total, classes, best, is_target, CRITERION: tl.constexpr):
+    """The derivative of the loss with respect to the logits of a tile of classes."""
+    share = _powers(logits, largest, is_target, CRITERION) / total[:, None]
+    if CRITERION == 1:
+        share += tl.where(classes[None, :] == best[:, None], 1.0 / total[:, None], 0.0)
+    return share - tl.where(is_target, 1.0, 0.0)
+
+
+@triton.jit
 def _gradient(
     unit, directions, first, padded, slope, shift, sums, y, by_class,
     DIM: tl.constexpr, PROXIES: tl.constexpr, CLASSES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The sum over a tile of classes of dl/dy dy/dz, without the factor slope; `by_class` is dl/dy."""
+    """A tile's part of dl/dz, without the factors slope and scale; `by_class` is dl/dlogit."""
     gradient = tl.zeros([ROWS, DIM], tl.float32)
     by_class = by_class / sums
     for proxy in range(PROXIES):
@@ -157,12 +166,3 @@ def _attack(
             gradient -= tl.sum(gradient * unit, axis=1)[:, None] * unit
             z -= alpha[:, None] * (tl.where(gradient > 0, 1.0, 0.0) - tl.where(gradient < 0, 1.0, 0.0))
     tl.store(places, z, mask=inside[:, None])
-
-
-@triton.jit
-def _by_class(logits, largest, total, classes, best, is_target, CRITERION: tl.constexpr):
-    """The derivative of the loss with respect to the logits of a tile of classes."""
-    share = _powers(logits, largest, is_target, CRITERION) / total[:, None]
-    if CRITERION == 1:
-        share += tl.where(classes[None, :] == best[:, None], 1.0 / total[:, None], 0.0)
-    return share - tl.where(is_target, 1.0, 0.0)
