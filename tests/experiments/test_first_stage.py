@@ -12,7 +12,7 @@ import ccfa
 from ccfa.data import ImageSet
 from ccfa.errors import ModelError, Notice, Stopped
 from ccfa.experiments import Experiment, build_method, resolve
-from ccfa.experiments.first_stage import LAYERS, _code_digest, first_stage_key, learn_first_stage
+from ccfa.experiments.first_stage import LAYERS, _code_digest, _turns, first_stage_key, learn_first_stage
 from ccfa.experiments.running import Stop
 from ccfa.files import read_tensors, write_tensors
 from ccfa.learning import Learner
@@ -193,7 +193,7 @@ def one_waits_for_the_other(tmp_path, stop=None):
     return *audiences, ended
 
 
-def test_of_two_threads_one_trains_and_waiting_does_not_count(tmp_path):
+def test_of_two_threads_one_trains_and_both_count_its_time(tmp_path):
     first, second, ended = one_waits_for_the_other(tmp_path)
     assert ended == []
     assert (WAITING in first.activities, WAITING in second.activities) == (False, True)
@@ -203,7 +203,20 @@ def test_of_two_threads_one_trains_and_waiting_does_not_count(tmp_path):
         float((tmp_path / name / "stages.csv").read_text().splitlines()[1].split(",")[-1])
         for name in ("first", "second")
     ]
-    assert seconds[1] < seconds[0]
+    trained = read_tensors(next((tmp_path / "store").iterdir()))[1]["seconds"]
+    assert 0.5 <= trained <= min(seconds)
+
+
+def test_training_counts_wherever_it_is_used_and_waiting_nowhere(tmp_path):
+    path, left_out = tmp_path / "abc.safetensors", []
+    for _ in range(2):
+        learner, turn = Learner(tiny("podnet", epochs=1), toy_images()), _turns[str(path)]
+        turn.acquire()
+        threading.Timer(0.3, turn.release).start()
+        learn_first_stage(learner, STAGES[0], path, spent=lambda: 42.0, leave_out=left_out.append)
+    storing, taking, trained = left_out
+    assert min(storing, taking) > 0.2
+    assert trained == -42
 
 
 def test_a_run_that_waited_does_not_begin_when_all_were_stopped(tmp_path):

@@ -35,7 +35,7 @@ COSTS: dict[str, Cost] = {
     ),
     "minutes": Cost(
         "minutes",
-        "wall-clock time of all stages, evaluation included; a first stage reused from another run counts as zero",
+        "wall-clock time of all stages, evaluation included; a first stage taken from another run counts as there",
         2,
     ),
 }

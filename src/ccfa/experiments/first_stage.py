@@ -38,51 +38,58 @@ def learn_first_stage(
     learner: Learner,
     stage: Stage,
     path: Path,
-    on_turn: Callable[[float], None] = lambda seconds: None,
     on_learned: Callable[[], None] = lambda: None,
+    spent: Callable[[], float] = lambda: 0.0,
+    leave_out: Callable[[float], None] = lambda seconds: None,
 ) -> None:
     """Learn the first stage, or take the weights of a run that has learned it and stored them at this path.
 
-    Of several runs in this process, one trains and the others wait: `on_turn` receives the seconds that this run has
-    waited. `on_learned` is called before the weights are stored. It writes the run's own checkpoint: a run that is
-    killed in between would otherwise take its own weights and lose the epochs that it has logged.
+    Of several runs in this process, one trains and the others wait. `on_learned` is called before the weights are
+    stored. It writes the run's own checkpoint: a run that is killed in between would otherwise take its own weights and
+    lose the epochs that it has logged.
+
+    `spent` returns the seconds that this run has spent on the stage, and `leave_out` takes seconds away from them: those
+    of waiting. A run that takes the weights adds the seconds of the training, so that the costs of runs can be compared.
     """
     began, turn = time.monotonic(), _turns[str(path)]
     if turn.locked():
         learner.observer.on_activity(stage, WAITING)
     with turn:
-        on_turn(time.monotonic() - began)
+        leave_out(time.monotonic() - began)
         learner.on_pause()  # the runs may have been stopped meanwhile
         learner.begin(stage)
         if not path.exists():
             learner.optimise()
+            facts = {"first_stage": path.stem, "seconds": round(spent(), 2)}
             # A copy, since concluding may change it: AFC's forward passes do.
             trained = trained_network(learner.network).frozen_copy()
             learner.conclude()
             on_learned()
             try:
                 make_folder(path.parent)
-                write_tensors(path, trained.state_dict(), {"first_stage": path.stem})
+                write_tensors(path, trained.state_dict(), facts)
             except ResourceError as error:  # the run itself does not need the file
                 warnings.warn(Notice(f"{error} This first stage is not kept for other runs."), stacklevel=2)
             return
-        weights = _stored_weights(path)
+        weights, seconds = _stored(path)
         learner.interrupted.clear()  # another run has finished what was begun here
         learner.network.head.drop_auxiliary()
         learner.method.reduce_network(learner.network)
         take_over(trained_network(learner.network), weights)
+        leave_out(-seconds)
     learner.conclude()
     on_learned()
 
 
-def _stored_weights(path: Path) -> Mapping[str, Tensor]:
+def _stored(path: Path) -> tuple[Mapping[str, Tensor], float]:
+    """Return the weights, and the seconds that their training took."""
     try:
         weights, facts = read_tensors(path)
-        if facts != {"first_stage": path.stem}:
+        if facts.get("first_stage") != path.stem:
             raise ModelError(f"{path} is another first stage.")
     except ModelError as error:
         raise ModelError(f"{error} Remove it to train that first stage again.") from error
-    return weights
+    return weights, float(facts.get("seconds", 0))
 
 
 def stored_at(folder: Path, key: str) -> Path:

@@ -264,12 +264,16 @@ class Recorder:
             kept = "the last checkpoint is kept" if self.directory.checkpoint_numbers() else "nothing is stored yet"
             raise Stopped(f"Stopped between two training steps; {kept}. {self._how_to_continue}", code)
 
+    def spent(self) -> float:
+        """The seconds of this stage so far, also by processes that were stopped."""
+        return time.monotonic() - self.stage_began
+
     def leave_out(self, seconds: float) -> None:
-        """Do not count time that was spent waiting for another run."""
+        """Count this many seconds less."""
         self.stage_began += seconds
 
     def end_stage(self, results: dict[str, Any], is_last: bool) -> None:
-        seconds = time.monotonic() - self.stage_began
+        seconds = self.spent()
         self.rows.append({**results, "seconds": round(seconds, 2)})
         self.seconds_before += seconds
         self.stage_began = time.monotonic()
@@ -285,7 +289,7 @@ class Recorder:
             "rows": self.rows,
             "log_lengths": {METRICS: self.directory.log_length()},
             "seconds": self.seconds_before,
-            "stage_seconds": time.monotonic() - self.stage_began,
+            "stage_seconds": self.spent(),
             "audience": self.audience.state(),
         }
         self.directory.save_checkpoint(tensors, state)
@@ -389,7 +393,7 @@ def _learn_all(resolved: Resolved, recorder: Recorder, first_stages: Path | None
         for stage in stages[len(recorder.rows) :]:
             end = functools.partial(_end_stage, resolved, recorder, stage, evaluator)
             if stage.index == 0 and first_stages:
-                learn_first_stage(learner, stage, first_stages, recorder.leave_out, end)
+                learn_first_stage(learner, stage, first_stages, end, recorder.spent, recorder.leave_out)
             else:
                 learner.learn(stage)
                 end()
