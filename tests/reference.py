@@ -453,7 +453,14 @@ def slda_stream(covariance: Array, embeddings: Array, labels: Labels, num_classe
     return means, covariance
 
 
-def fecam_distances(test: Array, embeddings: Array, labels: Labels, power: float = 0.5, common: bool = False) -> Array:
+def fecam_distances(
+    test: Array,
+    embeddings: Array,
+    labels: Labels,
+    power: float = 0.5,
+    common: bool = False,
+    alphas: tuple[float, float] = (1.0, 1.0),
+) -> Array:
     """FeCAM's squared Mahalanobis distances (test images, classes), of features that are not negative."""
 
     def unit(vector: Array) -> Array:
@@ -462,7 +469,7 @@ def fecam_distances(test: Array, embeddings: Array, labels: Labels, power: float
     def shrunk(covariance: Array) -> Array:
         eye = np.eye(len(covariance))
         others = covariance[(1 - eye) * covariance != 0]
-        return covariance + np.diag(covariance).mean() * eye + others.mean() * (1 - eye)
+        return covariance + alphas[0] * np.diag(covariance).mean() * eye + alphas[1] * others.mean() * (1 - eye)
 
     found = np.zeros((len(test), labels.max() + 1))
     covariances = [np.cov((embeddings[labels == label] ** power).T) for label in range(found.shape[1])]
@@ -477,6 +484,20 @@ def fecam_distances(test: Array, embeddings: Array, labels: Labels, power: float
         for row, image in enumerate(test):
             apart = unit(unit(image) ** power) - mean
             found[row, label] = apart @ inverse @ apart
+    return found
+
+
+def fecam_distances_of_units(test: Array, embeddings: Array, labels: Labels, alpha1: float) -> Array:
+    """FeCAM's distances for transformers: unit features, one shrinkage of variances, plain means, no Tukey."""
+    units, test = (rows / np.linalg.norm(rows, axis=1)[:, None] for rows in (embeddings, test))
+    found = np.zeros((len(test), labels.max() + 1))
+    for label in range(found.shape[1]):
+        own = units[labels == label]
+        covariance = np.cov(own.T)
+        covariance += alpha1 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+        deviations = np.sqrt(np.diag(covariance))
+        inverse = np.linalg.pinv(covariance / np.outer(deviations, deviations))
+        found[:, label] = [(row - own.mean(axis=0)) @ inverse @ (row - own.mean(axis=0)) for row in test]
     return found
 
 

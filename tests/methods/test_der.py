@@ -133,6 +133,16 @@ def test_augmentations_leave_the_classifier_phase_alone():
     assert der().phases(later)[CLASSIFIER].name not in CCFA().phases
 
 
+def test_the_classifier_learns_from_balanced_exemplars():
+    classifier = der().phases(split(100, 50, 10)[1])[CLASSIFIER]
+    assert classifier.lr == 0.05
+    learner = begun(tiny("der", epochs=1), STAGES[2])
+    rows = learner.method.phases(STAGES[2])[CLASSIFIER].rows(learner)
+    counts = learner.train.labels[rows].bincount()
+    assert len(counts) == 6
+    assert len(set(counts.tolist())) == 1
+
+
 def test_branches_run_one_by_one_as_together():
     """Each branch is compiled by itself, so that a stage more is not another compilation."""
     torch.manual_seed(0)

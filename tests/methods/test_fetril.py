@@ -54,6 +54,15 @@ def test_translated_features_have_the_old_mean():
         torch.testing.assert_close(rows.mean(dim=0), mean)
 
 
+def test_the_head_trains_as_published():
+    (phase,) = METHODS["fetril"]().phases(STAGES[1])
+    assert (phase.epochs, phase.lr, phase.batch_size, phase.weight_decay) == (50, 0.05, 128, 5e-4)
+    rates = [phase.schedule(epoch, 50) for epoch in (0, 25, 49)]
+    assert rates[0] == 1
+    assert 0.4 < rates[1] < 0.6
+    assert rates[2] < 0.01
+
+
 def test_every_seen_class_has_samples():
     learner = begun(tiny("fetril", epochs=1), STAGES[2])
     samples, rows = translated_samples(learner), learner.train.rows(4, 6)

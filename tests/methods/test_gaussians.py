@@ -30,7 +30,10 @@ from toys import STAGES, TOY, learned, seeded, tiny, toy_images
 
 DIM, CLASSES = 5, 4
 NAMES = ("simplecil", "slda", "fecam")
-VARIANTS = {name: (name, {}) for name in NAMES} | {"fecam, common": ("fecam", {"covariance": "common"})}
+VARIANTS = {name: (name, {}) for name in NAMES} | {
+    "fecam, common": ("fecam", {"covariance": "common"}),
+    "fecam, unit": ("fecam", {"unit": True, "power": 1.0, "alpha2": 0.0}),
+}
 
 
 def images(num=120, seed=1):
@@ -84,12 +87,27 @@ def test_slda_is_near_its_published_stream():
 
 @pytest.mark.parametrize("power", [0.5, 1.0])
 @pytest.mark.parametrize("common", [False, True])
-def test_fecam_is_its_published_distance(power, common):
+@pytest.mark.parametrize("alphas", [(1.0, 1.0), (0.5, 2.0)])
+def test_fecam_is_its_published_distance(power, common, alphas):
     (embeddings, labels), (test, _) = images(), images(9, seed=7)
-    head = computed(MahalanobisHead(DIM, power), Gaussians(common, 1.0, 1.0), embeddings, labels)
-    expected = reference.fecam_distances(test.numpy(), embeddings.numpy(), labels.numpy(), power, common)
+    head = computed(MahalanobisHead(DIM, power), Gaussians(common, *alphas), embeddings, labels)
+    expected = reference.fecam_distances(test.numpy(), embeddings.numpy(), labels.numpy(), power, common, alphas)
     assert -head(test).detach().numpy() == pytest.approx(expected)
     assert len(head.factors) == (1 if common else CLASSES)
+
+
+def test_fecam_of_unit_features_is_the_published_one_for_transformers():
+    (embeddings, labels), (test, _) = images(), images(9, seed=7)
+    embeddings, test = embeddings - 1, test - 1  # negative ones, too
+    head = computed(MahalanobisHead(DIM, 1.0, unit=True), Gaussians(False, 1.0, 0.0), embeddings, labels)
+    expected = reference.fecam_distances_of_units(test.numpy(), embeddings.numpy(), labels.numpy(), 1.0)
+    assert -head(test).detach().numpy() == pytest.approx(expected)
+
+
+def test_fecam_has_its_published_numbers():
+    (make,) = fecam().terms
+    assert make().alphas == (1.0, 1.0)
+    assert fecam().head(DIM).power == 0.5
 
 
 def test_negative_features_are_transformed_too():

@@ -70,10 +70,24 @@ def test_the_ridge_is_chosen_as_published(seed, num):
     cut = int(0.8 * num)
     parts = (Sums.of(head, embeddings[part], labels[part]) for part in (slice(cut), slice(cut, None)))
     targets = reference.one_hot(labels.numpy(), CLASSES)
-    expected = pytest.approx(reference.ranpac_ridge(hidden(head, embeddings), targets))
-    assert chosen_ridge(*parts) == expected
-    if cut < RANDOM:
-        assert chosen_ridge_of_few(head, embeddings, labels, cut) == expected
+    assert chosen_ridge(*parts) == pytest.approx(reference.ranpac_ridge(hidden(head, embeddings), targets))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_ridge_of_few_images_is_the_same(seed):
+    head, (embeddings, labels) = grown(), images(11, seed)
+    targets = reference.one_hot(labels.numpy(), CLASSES)
+    expected = reference.ranpac_ridge(hidden(head, embeddings), targets)
+    assert chosen_ridge_of_few(head, embeddings, labels, 8) == pytest.approx(expected)
+    weights = 0.1 + torch.rand(11, dtype=torch.float64, generator=seeded(seed))
+    parts = (Sums.of(head, embeddings[part], labels[part], weights[part]) for part in (slice(8), slice(8, None)))
+    assert chosen_ridge_of_few(head, embeddings, labels, 8, weights) == pytest.approx(chosen_ridge(*parts))
+
+
+def test_read_outs_have_their_published_numbers():
+    (ranpac_term,), (acil_term,) = (method.terms for method in (ranpac(), acil()))
+    assert (acil().head(DIM).num_random, acil_term().fixed_ridge) == (8192, 0.1)
+    assert ranpac_term().fixed_ridge is None
 
 
 def test_singular_sums_are_solved():

@@ -33,6 +33,14 @@ def test_later_stages_have_their_own_numbers(name):
     assert (main.epochs, main.weight_decay) == (10, 0.25)
 
 
+def test_the_rate_of_the_first_stage_falls_as_published():
+    for name, drops in (("wa", [60, 120, 170]), ("lwf", [60, 120, 160])):
+        (main,) = METHODS[name]().phases(split(100, 50, 10)[0])
+        factors = [main.schedule(epoch, main.epochs) for epoch in range(main.epochs)]
+        assert (main.epochs, main.weight_decay) == (200, 5e-4)
+        assert [epoch for epoch in range(1, 200) if factors[epoch] < factors[epoch - 1]] == drops
+
+
 @pytest.mark.parametrize("name", ["wa", "lwf"])
 @pytest.mark.parametrize("stage", STAGES[1:], ids=["stage 1", "stage 2"])
 def test_loss_as_the_reference(name, stage):

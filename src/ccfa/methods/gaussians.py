@@ -71,6 +71,7 @@ def fecam(
     power: float = 0.5,
     alpha1: float = 1.0,
     alpha2: float = 1.0,
+    unit: bool = False,
 ) -> Method:
     """FeCAM: Mahalanobis distances to class means; frozen backbone.
 
@@ -82,12 +83,13 @@ def fecam(
         power: The exponent of Tukey's transform of the features; 1 leaves them as they are.
         alpha1: The weight of the mean variance in the shrinkage of covariances.
         alpha2: The weight of the mean covariance in the shrinkage of covariances.
+        unit: Normalise features before all else and shrink once, as published for transformers.
     """
     if not 0 < power <= 1:
         raise UsageError(f"power must be above 0 and at most 1, got {power}.")
     return frozen_after(
         first_stage(recipe, first, milestones),
-        partial(MahalanobisHead, power=power),
+        partial(MahalanobisHead, power=power, unit=unit),
         partial(Gaussians, covariance == "common", alpha1, alpha2),
     )
 
@@ -115,20 +117,25 @@ class DiscriminantHead(LateHead):
 
 
 class MahalanobisHead(LateHead):
-    """Minus the squared distance |A_c (f' - m_c)|^2, with unit vectors f' and m_c of transformed features.
+    """Minus the squared distance |A_c (f' - m_c)|^2, where f' is the unit vector of the transformed feature.
 
-    A_c' A_c is the inverse of the covariance of class c. There is one A if the classes have a common covariance.
+    A_c' A_c is the inverse of the covariance of class c. There is one A if the classes have a common covariance. m_c is
+    the transformed mean as a unit vector. With `unit`, features are unit vectors from the start, and m_c is their mean.
     """
 
     factors: Tensor  # A (classes or 1, dim, dim)
 
-    def __init__(self, dim: int, power: float, stand_in: Callable[[int], Head] = LinearHead) -> None:
+    def __init__(
+        self, dim: int, power: float, stand_in: Callable[[int], Head] = LinearHead, unit: bool = False
+    ) -> None:
         super().__init__(dim, (dim,), stand_in)
         self.power = power
+        self.unit = unit
         self.factors = nn.Buffer(torch.empty(0, dim, dim))
 
     def transformed(self, features: Tensor) -> Tensor:
         """Tukey's transform f^power; of a negative feature, minus that of its absolute value."""
+        features = F.normalize(features) if self.unit else features
         return features if self.power == 1 else features.sign() * features.abs().pow(self.power)
 
     def similarities(self, features: Tensor) -> Tensor:
@@ -233,11 +240,12 @@ class Gaussians(Means):
                 self.products[label] += features[labels == label].T @ features[labels == label]
 
     def compute(self, head: LateHead) -> None:
-        """Set the means, as unit vectors after the transform, and the factors of the inverse covariances."""
+        """Set the means and the factors of the inverse covariances."""
         known = require_head(head, MahalanobisHead)
-        known.set_rows(F.normalize(known.transformed(self.means)))
+        mean_of_units = self.transformed / self.counts[:, None]
+        known.set_rows(mean_of_units if known.unit else F.normalize(known.transformed(self.means)))
         shrunk = self.covariances()
-        for _ in range(2):  # as the published code does
+        for _ in range(1 if known.unit else 2):  # as the published code does
             shrunk = shrink(shrunk, *self.alphas)
         known.factors = inverse_factors(correlations(shrunk)).to(known.new)
 
