@@ -361,6 +361,7 @@ def test_costs_stand_beside_the_accuracy():
     (figure,) = re.findall(r"(?s)<h2>Accuracy and memory.*?</figure>", comparison_page(comparison))
     places = dict(re.findall(r'cx="([\d.]+)".*?<title>(\w+)', figure))
     assert list(places.values()) == ["podnet", "ranpac"]
+    assert re.search(r"<h3>2 of 3 .*no sizes stored: ucir\.", figure)
     assert re.findall(r"<t[dh][^>]*>([^<]+)</t[dh]>", figure.split("<tbody>")[1])[:3] == ["podnet", "8.500", "50.00"]
     assert "Accuracy and memory" not in comparison_page(compare_entries(runs[2:3]))
     assert list(runs_table(comparison).rows[0][-10:-6]) == ["2.000", "0.500", "6.000", "1.00"]

@@ -615,12 +615,16 @@ def _curves(comparison: Comparison) -> list[Figure]:
 def _memory(comparison: Comparison) -> Figure:
     """Draw the average accuracy of each line over what it keeps between stages."""
     colours = families(line.name for line in comparison.lines)
+    unknown = [line.name for line in comparison.lines if math.isnan(line.memory)]
+    num = len(comparison.lines)
+    title = f"{num - len(unknown)} of {num} experiments" if unknown else "All methods"
     points = [Point(line.name, line.memory, line.value(AVERAGE).mean, colours[line.name]) for line in comparison.lines]
     meaning = (
         "The average incremental accuracy over the megabytes that are kept between stages: the network, what the loss "
         "terms remember, and the exemplars. The horizontal axis is logarithmic."
     )
-    return scatter_figure("All methods", meaning, "megabytes kept", "average accuracy, percent", points)
+    meaning += f" Not shown, no sizes stored: {'; '.join(unknown)}." if unknown else ""
+    return scatter_figure(title, meaning, "megabytes kept", "average accuracy, percent", points)
 
 
 def families(names: Iterable[str]) -> dict[str, int]:
