@@ -149,7 +149,8 @@ class Compare:
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...")]
     """Run directories or report.json files. Runs of one experiment are averaged over class orders and seeds."""
     out: Path | None = None
-    """The folder of the page and of the table as CSV, Markdown and LaTeX; by default comparison/ beside the runs."""
+    """The folder of the page and of the table as CSV, Markdown and LaTeX; by default comparison/ beside the runs, or
+    runs/comparison/ for report files."""
 
     def __call__(self, console: "Console") -> None:
         from ccfa.reporting.comparison import common_folder, compare, show_comparison
@@ -167,7 +168,8 @@ class Figure(_TakesPlugins):
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...")]
     """Run directories. Runs of one experiment are averaged over class orders and seeds."""
     out: Path | None = None
-    """The folder of the figure; by default figures/ in the run directory or, for several runs, beside them."""
+    """The folder of the figure; by default figures/ in the run directory, beside several runs, or in runs/ for report
+    files."""
     data_dir: Path | None = None
     """The folder of CIFAR-100, which is downloaded if it is not there; by default $CCFA_DATA."""
     device: str = "auto"

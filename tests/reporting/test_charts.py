@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ccfa.reporting.charts import (
     DOT,
+    MAX_STEPS,
     PLOT,
     Box,
     Curve,
@@ -57,11 +58,17 @@ def test_points_are_placed_by_ratio():
     assert at["b"] - at["a"] == pytest.approx(at["c"] - at["b"], abs=0.11)
     assert hits[0].find("title").text == "c\nx: 100.000\ny: 60.10"
     assert figure.table.rows[-1] == ["unknown", "-", "1.00"]
-    assert scatter_figure("t", "m", "x", "y", [Point("unknown", math.nan, 1.0)]).chart == ""
+    assert scatter_figure("t", "m", "x", "y", [points[0], Point("unknown", math.nan, 1.0)]).chart == "", "one point"
 
 
 DOTS = st.tuples(st.floats(PLOT.left, PLOT.right), st.floats(PLOT.top, PLOT.bottom))
 NEAR_DOTS = st.tuples(st.floats(240.0, 280.0), st.floats(PLOT.bottom - 30.0, PLOT.bottom))
+
+
+@given(st.lists(st.tuples(st.text("aimW +", max_size=60), DOTS | NEAR_DOTS), max_size=24))
+def test_every_dot_finds_its_number(points):
+    dots = [dot for _, dot in points]
+    assert None not in place_names([str(number) for number in range(len(dots))], dots, MAX_STEPS)
 
 
 @given(st.lists(st.tuples(st.text("aimW +", max_size=60), DOTS | NEAR_DOTS), max_size=24))
@@ -87,18 +94,13 @@ def test_lone_point_has_its_name(x, y):
     assert place_names(["n" * 40], [(x, y)]) != [None]
 
 
-def test_names_without_room_are_in_the_legend():
-    names = [f"method-{number}" for number in range(30)] + ["x" * 255]
-    points = [Point(name, 2.0 + at / 1000, 60.0 + at / 1000) for at, name in enumerate(names)]
-    points.append(Point("elsewhere", 100.0, 90.0))
+def test_names_without_room_are_numbered():
+    names = ["elsewhere", "x" * 255, *(f"method-{number}" for number in range(30))]
+    points = [Point(name, 2.0 + at / 1000, 60.0 - at / 1000, at) for at, name in enumerate(names)]
     chart = scatter_figure("t", "m", "x", "y", points).chart
-    hits = drawn(chart).findall("g")
-    shown = [hit.find("text").text for hit in hits if hit.find("text") is not None]
-    listed = re.findall(r"</i>(.*?)</li>", chart)
-    assert len(hits) == len(points)
-    assert "elsewhere" in shown
-    assert "x" * 255 in listed
-    assert sorted(shown + listed) == sorted([*names, "elsewhere"])
+    shown = {hit.find("text").text: hit.find("title").text.split("\n")[0] for hit in drawn(chart).findall("g")}
+    assert shown == {str(number): name for number, name in enumerate(names, start=1)}
+    assert re.findall(r">(\d+)</i>(.*?)</li>", chart) == [*shown.items()]
 
 
 def test_line_passes_through_points_and_breaks():

@@ -153,6 +153,14 @@ def test_a_default_is_not_set_for_all():
     assert "20 (podnet), 12 (aanet)" in note
 
 
+def test_values_are_shown_as_they_are_typed():
+    given = [entry("a", options={"policy": '"trivial"'}), entry("b", method="icarl")]
+    assert compare_entries(given).settings[0].endswith("none (icarl).")
+    assert compare_entries([entry("a", method="fetril", options={"translate": "false"})]).settings == (
+        "set for all runs that have the option: translate=false.",
+    )
+
+
 RECIPE = {"epochs": "7", "batch_size": "8", "lr": "0.375", "weight_decay": "0.25", "cutout": "3"}
 
 
@@ -299,7 +307,12 @@ def test_damaged_report_is_named(tmp_path, content):
 
 @pytest.mark.parametrize(
     ("paths", "folder"),
-    [(["runs/x/a", "runs/y/b"], "runs"), (["a", "b"], ""), (["a", Path("b").resolve()], Path.cwd())],
+    [
+        (["runs/x/a", "runs/y/b"], "runs"),
+        (["a", "b"], ""),
+        (["a", Path("b").resolve()], Path.cwd()),
+        (["results/x/a.json", "b"], "runs"),
+    ],
 )
 def test_page_goes_beside_the_runs(paths, folder):
     assert common_folder([entry(path) for path in paths]) == Path(folder) / "comparison"
@@ -361,9 +374,26 @@ def test_costs_stand_beside_the_accuracy():
     (figure,) = re.findall(r"(?s)<h2>Accuracy and memory.*?</figure>", comparison_page(comparison))
     places = dict(re.findall(r'cx="([\d.]+)".*?<title>(\w+)', figure))
     assert list(places.values()) == ["podnet", "ranpac"]
+    assert re.search(r"<h3>2 of 3 .*no sizes stored: ucir\.", figure)
     assert re.findall(r"<t[dh][^>]*>([^<]+)</t[dh]>", figure.split("<tbody>")[1])[:3] == ["podnet", "8.500", "50.00"]
     assert "Accuracy and memory" not in comparison_page(compare_entries(runs[2:3]))
-    assert list(runs_table(comparison).rows[0][-10:-6]) == ["2.000", "0.500", "6.000", "1.00"]
+    first = dict(zip(runs_table(comparison).headings, runs_table(comparison).rows[0], strict=True))
+    assert [first[name] for name in headings[-4:]] == ["2.000", "0.500", "6.000", "1.00"]
+
+
+def test_minutes_of_shared_devices_are_divided():
+    runs = [
+        entry("runs/a", seconds=60.0, environment={"at_once": 8}),
+        entry("runs/b", seconds=120.0, seed=1, environment={"at_once": 8}),
+        entry("runs/c", seconds=60.0, method="ucir"),
+    ]
+    comparison = compare_entries(runs)
+    table = summary_table(comparison)
+    assert table.headings[-1] == "GPU minutes"
+    assert [str(row[-1]) for row in table.rows] == ["0.19 ± 0.09", "1.00"]
+    assert "minutes" not in table.headings
+    assert any("8 (2 runs), 1 (1 run)" in note for note in comparison.notes)
+    assert summary_table(compare_entries(runs[:2])).headings[-1] == "minutes"
 
 
 def test_csv_keeps_mean_and_spread_apart():

@@ -174,6 +174,7 @@ def test_unfinished_and_resumed_runs_say_so(tmp_path, resolved):
     run.write_predictions(0, {name: values[arrays["labels"] != 1] for name, values in arrays.items()})
     page = text(write_report(run))
     assert "Interrupted: 1 of 3 stages, resumed 2 times" in page
+    assert re.findall(r"after ([^<]*)</(?:dt|h3)>", page) == ["1 of 3 stages", "each stage", "1 of 3 stages"]
     assert "-" in headline(page)  # forgetting of one stage
     assert module.class_table(Contents(run))[1][1][2:6] == ["0", "-", "-", "-"]  # a class without test images
 
@@ -225,7 +226,7 @@ def test_one_forgetting_and_the_others_on_request(run):
     page = text(write_report(run))
     shown, _, rest = page.partition("Other definitions of forgetting")
     assert re.findall(r"<th scope=\"row\"[^>]*>(forgetting[^<]*)", shown) == ["forgetting"]
-    assert "forgetting lee2019" in rest
+    assert "forgetting (Lee et al. 2019)" in rest
 
 
 def test_command_names_device_and_speed(run):

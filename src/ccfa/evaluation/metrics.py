@@ -132,6 +132,7 @@ class Metric(NamedTuple):
     of: Callable[[Evaluated], float]
     column: str = ""  # the heading in a comparison; without one it is shown only where it is asked for
     headline: str = ""  # its name at the top of a run's page; without one it is not shown there
+    name: str = ""  # in tables of all metrics; by default the words of its key
 
 
 # To add a metric, add an entry here: reports, tables and comparisons take it from this list.
@@ -165,21 +166,25 @@ METRICS: dict[str, Metric] = {
         lambda run: forgetting_max_minus_last(run.matrix),
         "forgetting",
         "forgetting",
+        "forgetting",
     ),
     "forgetting_first_minus_last": Metric(  # minus the backward transfer of Lopez-Paz & Ranzato 2017
         "mean over stages j before the last of A[j,j] - A[last,j]",
         lambda run: _mean(np.diagonal(run.matrix)[:-1] - run.matrix[-1, :-1]),
+        name="forgetting (first minus last)",
     ),
     "forgetting_lee2019": Metric(
         "mean over stages s after stage 0 of the sum over earlier stages r of "
         "(classes of r / classes seen at s) * (A[r,r] - A[s,r]) (FGT, Lee et al. 2019)",
         forgetting_lee2019,
+        name="forgetting (Lee et al. 2019)",
     ),
     "forgetting_inclearn": Metric(
         "sum over tens of classes g, in learning order, of max_i a[i,g] - a[last,g], i before the last stage, "
         "divided by the number of tens + 1; a[i,g] is the accuracy after stage i on the classes of g seen by "
         "then, the maximum at least 0 (printed by PODNet's published code)",
         forgetting_inclearn,
+        name="forgetting (PODNet's code)",
     ),
 }
 DEFINITIONS = {name: metric.definition for name, metric in METRICS.items()}

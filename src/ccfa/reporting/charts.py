@@ -7,7 +7,7 @@ a heat map carries its values as attributes. The page's script shows both, and w
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ccfa.reporting.tables import Table, number
 
-WIDTH, HEIGHT = 480, 280
-LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 42  # margins
+WIDTH, HEIGHT = 480, 300
+LEFT, RIGHT, TOP, BOTTOM = 56, 20, 30, 44  # margins
 NUM_COLOURS = 8
 MAX_DOTS = 60  # of a line
 LINE = 13.0  # roughly the height of a line of text
@@ -25,11 +25,12 @@ LETTERS = dict.fromkeys("fijlrtI .,:;-()[]'/|", 5.0) | dict.fromkeys("mwMW+=<>%@
 LETTER, CAPITAL = 7.7, 9.5  # widths of the others
 DOT = 4  # the radius of a point
 ANCHORS = {"start": 0.0, "middle": 0.5, "end": 1.0}  # how much of a text is left of its place
-PLACES = (  # of a name beside its dot, the best first: anchor, across, down
+PLACES = (  # of a text beside its dot, the best first: anchor, across, down
     *((anchor, across, LINE / 2 * down) for down in (0, -1, 1) for anchor, across in (("start", 8), ("end", -8))),
     *(("middle", 0, LINE * down) for down in (-1, 1)),
     *((anchor, across, LINE * down) for down in (-1, 1) for anchor, across in (("start", 8), ("end", -8))),
 )
+MAX_STEPS = 16  # that a number may be away from its dot
 NUM_SHADES = 32  # of a heat map
 MAX_CELLS_WITH_NUMBERS = 14  # on a side; smaller cells have no room
 MAX_NAMES = 24  # on an axis of a heat map
@@ -77,6 +78,10 @@ class Box(NamedTuple):
     def overlaps(self, other: "Box") -> bool:
         is_beside = self.right <= other.left or other.right <= self.left
         return not is_beside and self.top < other.bottom and other.top < self.bottom
+
+    def nearest(self, place: tuple[float, float]) -> tuple[float, float]:
+        """The place in the rectangle that is nearest to another one."""
+        return min(max(place[0], self.left), self.right), min(max(place[1], self.top), self.bottom)
 
 
 PLOT = Box(LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM)
@@ -149,7 +154,7 @@ def line_figure(
         points = " ".join(f"{place:.1f},{up(value):.1f}" for place, value in edge if math.isfinite(value))
         bands.append(f'<polygon class="band {style}" points="{points}"/>' if points else "")
         lines.append(_drawn(places, one.y, up, style))
-        legend.append((style, one.name))
+        legend.append((f"swatch {style}", "", one.name))
     parts += [*bands, *lines]
     edges = [LEFT, *((a + b) / 2 for a, b in pairwise(places)), WIDTH - RIGHT]
     for at, place in enumerate(x):
@@ -179,10 +184,10 @@ def _numbers(place: str, curves: Sequence[Curve], unit: str, decimals: int) -> M
 def scatter_figure(title: str, meaning: str, x_label: str, y_label: str, points: Sequence[Point]) -> Figure:
     """Draw points with their names beside them, over a logarithmic x axis, and the same numbers as a table.
 
-    Names that find no room beside their points are in a legend.
+    Where a name finds no room, all points have numbers, and a legend has the names. A single point is not drawn.
     """
     known = [point for point in points if 0 < point.x < math.inf and math.isfinite(point.y)]
-    if not known:
+    if len(known) < 2:
         return Figure(title, meaning)
     x_ticks, y_ticks = log_ticks([point.x for point in known]), ticks([point.y for point in known])
     along = _scale(math.log(x_ticks[0]), math.log(x_ticks[-1]), LEFT, WIDTH - RIGHT)
@@ -191,15 +196,25 @@ def scatter_figure(title: str, meaning: str, x_label: str, y_label: str, points:
     parts = _axes(places, {tick: up(tick) for tick in y_ticks}, x_label, y_label)
     known.sort(key=lambda point: -point.y)
     dots = [(along(math.log(point.x)), up(point.y)) for point in known]
-    legend = []
-    for point, (x, y), place in zip(known, dots, place_names([point.name for point in known], dots), strict=True):
+    texts, legend = [point.name for point in known], []
+    placed = place_names(texts, dots)
+    if None in placed:  # colours alone would repeat, and say nothing in black and white
+        texts = [str(number) for number in range(1, len(known) + 1)]
+        placed = place_names(texts, dots, MAX_STEPS)
+        legend = [
+            (f"number c{one.colour % NUM_COLOURS}", text, one.name) for one, text in zip(known, texts, strict=True)
+        ]
+    for point, text, (x, y), place in zip(known, texts, dots, placed, strict=True):
         colour, name = f"c{point.colour % NUM_COLOURS}", ""
         if place:
             anchor, box = place
             start = box.left + ANCHORS[anchor] * (box.right - box.left)
-            name = _text(start, box.bottom - LINE / 2 + 4, point.name, anchor, f"name {colour}")
-        else:
-            legend.append((colour, point.name))
+            name = _text(start, box.bottom - LINE / 2 + 4, text, anchor, f"name {colour}")
+            near_x, near_y = box.nearest((x, y))
+            gap = math.dist((x, y), (near_x, near_y))
+            others = (math.dist(dot, box.nearest(dot)) for dot in dots if dot != (x, y))
+            if legend and (gap > 9 or min(others, default=math.inf) <= gap):
+                name += _line(f"leader {colour}", x, near_x, y, near_y)
         dot = f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="{DOT}"/>'
         tip = f"{point.name}\n{x_label}: {number(point.x, decimals=3)}\n{y_label}: {number(point.y, decimals=2)}"
         parts.append(f'<g class="hit">{dot}{name}<title>{escape(tip)}</title></g>')
@@ -208,15 +223,17 @@ def scatter_figure(title: str, meaning: str, x_label: str, y_label: str, points:
     return Figure(title, meaning, _legend(legend) + _svg(parts, label), Table(["", x_label, y_label], rows))
 
 
-def place_names(names: Sequence[str], dots: Sequence[tuple[float, float]]) -> list[tuple[str, Box] | None]:
-    """Give each name an anchor and a box beside its dot, or None where there is no room.
+def place_names(
+    names: Sequence[str], dots: Sequence[tuple[float, float]], num_steps: int = 1
+) -> list[tuple[str, Box] | None]:
+    """Give each name an anchor and a box beside its dot, or some steps away; None where there is no room.
 
     The boxes are inside the plot, and clear of all dots and of each other.
     """
     taken = [Box(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in dots]
     places = []
     for name, (x, y) in zip(names, dots, strict=True):
-        boxes = _boxes(text_width(name), x, y)
+        boxes = _boxes(text_width(name), x, y, num_steps)
         place = next(((anchor, box) for anchor, box in boxes if not any(map(box.overlaps, taken))), None)
         places.append(place)
         if place:
@@ -241,13 +258,13 @@ def text_width(text: str) -> float:
     return sum(LETTERS.get(letter, CAPITAL if letter.isupper() else LETTER) for letter in text)
 
 
-def _boxes(length: float, x: float, y: float) -> Iterator[tuple[str, Box]]:
+def _boxes(length: float, x: float, y: float, num_steps: int) -> Iterator[tuple[str, Box]]:
     """Give the places of a name, moved into the plot: one that leaves its side of the dot lies over the dot."""
     if length > PLOT.right - PLOT.left:
         return
-    for anchor, across, down in PLACES:
-        left = min(max(x + across - ANCHORS[anchor] * length, PLOT.left), PLOT.right - length)
-        top = min(max(y + down - LINE / 2, PLOT.top), PLOT.bottom - LINE)
+    for step, (anchor, across, down) in product(range(1, num_steps + 1), PLACES):
+        left = min(max(x + step * across - ANCHORS[anchor] * length, PLOT.left), PLOT.right - length)
+        top = min(max(y + step * down - LINE / 2, PLOT.top), PLOT.bottom - LINE)
         yield anchor, Box(left, top, left + length, top + LINE)
 
 
@@ -334,16 +351,15 @@ def _cells(shades: NDArray[np.float64]) -> str:
 
 def _axes(x_ticks: Mapping[float, float], y_ticks: Mapping[float, float], x_label: str, y_label: str) -> list[str]:
     """Draw the values at their places on both axes, lines across, and what the axes are."""
-    middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
-    return [
-        *(
-            _line("grid", LEFT, WIDTH - RIGHT, place, place) + _text(LEFT - 8, place + 4, _tick_label(tick), "end")
-            for tick, place in y_ticks.items()
-        ),
-        *(_text(place, HEIGHT - BOTTOM + 16, _tick_label(tick), "middle") for tick, place in x_ticks.items()),
-        _text(middle_x, HEIGHT - 6, x_label, "middle", "axis"),
-        _turned_text(middle_y, y_label),
-    ]
+    parts = [_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, "middle", "axis")]
+    parts.append(_text(0, 14, y_label, "start", "axis"))  # above the values, which have any width
+    for tick, place in y_ticks.items():
+        end = max(LEFT - 8, _axis_width(_tick_label(tick)))
+        parts += [_line("grid", LEFT, WIDTH - RIGHT, place, place), _text(end, place + 4, _tick_label(tick), "end")]
+    for tick, place in x_ticks.items():
+        middle = min(place, WIDTH - _axis_width(_tick_label(tick)) / 2)
+        parts.append(_text(middle, HEIGHT - BOTTOM + 18, _tick_label(tick), "middle"))
+    return parts
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
@@ -363,9 +379,9 @@ def _drawn(places: Sequence[float], values: Sequence[float], up: Callable[[float
     return drawn + "".join(dots if len(dots) <= MAX_DOTS else [])
 
 
-def _legend(entries: Sequence[tuple[str, str]]) -> Markup:
-    """List names with the lines of their styles."""
-    items = Markup("").join(Markup('<li><i class="swatch {}"></i>{}</li>').format(*entry) for entry in entries)
+def _legend(entries: Sequence[tuple[str, str, str]]) -> Markup:
+    """List names, each after a mark of a class and a text."""
+    items = Markup("").join(Markup('<li><i class="{}">{}</i>{}</li>').format(*entry) for entry in entries)
     return Markup('<ul class="legend">{}</ul>').format(items) if items else items
 
 

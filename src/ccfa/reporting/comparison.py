@@ -39,6 +39,7 @@ from ccfa.reporting.tables import (
     Table,
     Value,
     cost_texts,
+    counted,
     method_name,
     percent,
     plain,
@@ -51,13 +52,16 @@ from ccfa.settings import Experiment
 
 AVERAGE = "average_incremental_accuracy"
 COLUMNS = {name: metric.column for name, metric in METRICS.items() if metric.column}
-SURROUNDINGS = ("device", "precision", "ccfa", "commit", "torch")
+GPU_MINUTES = "GPU minutes"
+SURROUNDINGS = ("device", "runs at once", "precision", "ccfa", "commit", "torch")
 PAGE = "index.html"
 SPREAD = "mean ± sample standard deviation (n - 1) over class orders and seeds; the column 'runs' is n"
 MEANINGS = {heading: DEFINITIONS[metric] for metric, heading in COLUMNS.items()} | {
     "gain": "average with CCFA minus without, in points, over pairs of runs of the same class order and seeds",
     "published": "the average that the paper prints for this setting, not measured here",
     **{cost.heading: cost.definition for cost in COSTS.values()},
+    GPU_MINUTES: "minutes of all stages divided by the number of runs that shared the device; a first stage reused "
+    "from another run counts as zero, so such a row does not compare with one that trained it",
 }
 MAX_NAME = 28  # letters of a name before it is folded
 BETWEEN = 3  # spaces between columns of the terminal's table
@@ -108,7 +112,9 @@ def _joined(paths: Iterable[Path | str]) -> str:
 
 
 def common_folder(entries: Sequence[Result]) -> Path:
-    """Return `comparison` in the folder that holds all the runs."""
+    """Return `comparison` in the folder that holds all the runs, or in `runs` if there are report files."""
+    if any(entry.path.suffix == ".json" for entry in entries):  # they may be part of a checkout
+        return Path("runs/comparison")
     parents = [entry.path.parent for entry in entries]
     if len({parent.is_absolute() for parent in parents}) > 1:
         parents = [parent.resolve() for parent in parents]
@@ -290,7 +296,7 @@ def compare_entries(entries: Sequence[Result], notes: Sequence[str] = ()) -> Com
     for entry in unfinished:
         done, last = len(entry.report.num_seen), 100 * entry.report.overall[-1]
         notes.append(
-            f"{entry.path} is unfinished ({done} of {len(sizes)} stages, last accuracy {last:.2f}): "
+            f"{entry.path} is unfinished ({done} of {counted(len(sizes), 'stage')}, last accuracy {last:.2f}): "
             "on the page and in runs.csv, not averaged."
         )
     notes += _mixed([entry for line in lines for entry in line.entries])
@@ -388,7 +394,8 @@ def _settings_notes(entries: Sequence[Result]) -> Iterator[str]:
         methods: dict[float | str, list[str]] = {}  # by value
         for entry in entries:
             if (value := _value(entry, name)) is not LACKING:
-                key = value if isinstance(value, int | float) else str(value)
+                is_word = value is None or isinstance(value, bool)  # as they are typed
+                key = str(value).lower() if is_word else value if isinstance(value, int | float) else str(value)
                 methods.setdefault(key, []).append(entry.experiment.method)
         if name in given and name not in named and len(methods) == 1:
             shared += [f"{name}={value}" for value in methods]
@@ -447,23 +454,32 @@ def _mixed(entries: Sequence[Result]) -> Iterator[str]:
     for name in SURROUNDINGS:
         counts = Counter(_surroundings(entry)[name] for entry in entries)
         if len(counts) > 1:
-            yield f"{name} differs: " + ", ".join(f"{value} ({num} runs)" for value, num in counts.most_common()) + "."
+            told = ", ".join(f"{value} ({counted(num, 'run')})" for value, num in counts.most_common())
+            yield f"{name} differs: {told}."
 
 
 def _surroundings(entry: Result) -> dict[str, str]:
-    facts = {**entry.report.environment, **(entry.report.environment.get("acceleration") or {})}
+    environment = entry.report.environment
+    facts = {**environment, **(environment.get("acceleration") or {}), "runs at once": environment.get("at_once", 1)}
     return {name: str(facts.get(name, "")) for name in SURROUNDINGS}
 
 
 def summary_table(comparison: Comparison) -> Table:
-    """Make one row per experiment; gains, published values and costs have columns only where there are any."""
+    """Make one row per experiment; gains, published values and costs have columns only where there are any.
+
+    Where runs differ in how many shared the device, GPU minutes stand for minutes.
+    """
     rows: list[dict[str, Cell]] = []
+    shares = {_surroundings(entry)["runs at once"] for line in comparison.lines for entry in line.entries}
     for line in comparison.lines:
         rows.append({"method": line.name, "runs": len(line.entries)})
         rows[-1] |= {heading: line.value(metric) for metric, heading in COLUMNS.items()}
         if line.gain:
             rows[-1] |= {"gain": line.gain, "pairs": len(line.gains)}
         costs = {COSTS[name].heading: line.cost(name) for name in COSTS}
+        if len(shares) > 1:
+            del costs["minutes"]
+            costs[GPU_MINUTES] = Value.of([entry.gpu_minutes for entry in line.entries])
         rows[-1] |= {heading: cost for heading, cost in costs.items() if math.isfinite(cost.mean)}
         if line.published is not None:
             rows[-1]["published"] = f"{line.published:.2f}"
@@ -472,7 +488,7 @@ def summary_table(comparison: Comparison) -> Table:
     average, *others = COLUMNS.values()
     known = {name for row in rows for name in row}
     optional = [name for name in ("gain", "pairs", "published") if name in known]
-    last = [cost.heading for cost in COSTS.values() if cost.heading in known]
+    last = [name for name in (*(cost.heading for cost in COSTS.values()), GPU_MINUTES) if name in known]
     headings = ["method", "runs", average, *optional, *others, *last]
     return Table(headings, [[row.get(heading, "") for heading in headings] for row in rows])
 
@@ -578,7 +594,8 @@ def comparison_page(comparison: Comparison, folder: Path | None = None) -> str:
     return render(
         "comparison.html",
         comparison=comparison,
-        lead=f"{len(lines)} experiments, {num_runs} finished runs, {len(num_seen)} stages, {num_seen[-1]} classes.",
+        lead=f"{counted(len(lines), 'experiment')}, {counted(num_runs, 'finished run')}, "
+        f"{counted(len(num_seen), 'stage')}, {counted(num_seen[-1], 'class', 'es')}.",
         spread=SPREAD,
         summary=table,
         curves=_curves(comparison),
@@ -615,12 +632,16 @@ def _curves(comparison: Comparison) -> list[Figure]:
 def _memory(comparison: Comparison) -> Figure:
     """Draw the average accuracy of each line over what it keeps between stages."""
     colours = families(line.name for line in comparison.lines)
+    unknown = [line.name for line in comparison.lines if math.isnan(line.memory)]
+    num = len(comparison.lines)
+    title = f"{num - len(unknown)} of {num} experiments" if unknown else "All methods"
     points = [Point(line.name, line.memory, line.value(AVERAGE).mean, colours[line.name]) for line in comparison.lines]
     meaning = (
         "The average incremental accuracy over the megabytes that are kept between stages: the network, what the loss "
         "terms remember, and the exemplars. The horizontal axis is logarithmic."
     )
-    return scatter_figure("All methods", meaning, "megabytes kept", "average accuracy, percent", points)
+    meaning += f" Not shown, no sizes stored: {'; '.join(unknown)}." if unknown else ""
+    return scatter_figure(title, meaning, "megabytes kept", "average accuracy, percent", points)
 
 
 def families(names: Iterable[str]) -> dict[str, int]:

@@ -100,7 +100,7 @@ def write_figure(
     Args:
         kind: "tsne", "cka" or "accuracy".
         runs: Run directories; "accuracy" takes report files, too.
-        out: The folder to write to; by default `figures` in the run or, for several runs, beside them.
+        out: Where to write; by default `figures` in the run, beside several runs or, for report files, in `runs`.
         options: Where the data are, the device, the number of images and the seed.
     """
     options = options or FigureOptions()

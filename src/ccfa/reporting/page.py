@@ -99,6 +99,12 @@ class Contents:
     def _seconds(self) -> list[float]:
         return [float(row["seconds"]) for row in self.run.read_rows("stages.csv")]
 
+    @property
+    def last(self) -> str:
+        """After what the latest numbers are: "the last stage", or "3 of 6 stages" of an unfinished run."""
+        num_done, num = len(self.num_seen), len(self.resolved.get("stage_sizes", []))
+        return "the last stage" if num_done in (0, num) else f"{num_done} of {counted(num, 'stage')}"
+
     @cached_property
     def matrix(self) -> NDArray[np.float64]:
         """The accuracies of `Report.accuracy_matrix`; NaN above the diagonal."""
@@ -312,7 +318,7 @@ def old_new_figure(run: Contents, which: str, other: str) -> Figure:
 
 def confusion_figure(run: Contents) -> Figure:
     """Draw the confusion matrix after the last stage, by class or, with very many classes, by stage."""
-    title = "Confusion matrix after the last stage"
+    title = f"Confusion matrix after {run.last}"
     if not run.labelled:
         return Figure(title, "Share of each class's test images by what they are predicted as.")
     group, lines, what = np.arange(run.num_seen[-1]), run.num_seen[:-1], "class"

@@ -29,7 +29,7 @@ class Value(NamedTuple):
     @property
     def texts(self) -> tuple[str, str]:
         """Mean and spread as text, empty where there is none."""
-        mean = "" if math.isnan(self.mean) else f"{self.mean:{self.sign}.{self.decimals}f}"
+        mean = "" if math.isnan(self.mean) else f"{self.mean:{self.sign}z.{self.decimals}f}"
         return mean, "" if math.isnan(self.spread) else f"{self.spread:.{self.decimals}f}"
 
     def __str__(self) -> str:
@@ -50,10 +50,10 @@ class Table(NamedTuple):
 def number(value: float, unit: str = "", decimals: int = 1) -> str:
     """Format a value, or a dash where there is none.
 
-    >>> number(1234.56), number(math.nan), number(12.3456, " %", 2)
-    ('1,234.6', '-', '12.35 %')
+    >>> number(1234.56), number(math.nan), number(12.3456, " %", 2), number(-0.01)
+    ('1,234.6', '-', '12.35 %', '0.0')
     """
-    return f"{value:,.{decimals}f}{unit}" if math.isfinite(value) else "-"
+    return f"{value:z,.{decimals}f}{unit}" if math.isfinite(value) else "-"
 
 
 def percent(value: float | None, decimals: int = 2) -> str:
@@ -108,11 +108,10 @@ def metrics_table(report: Report, others: bool = False) -> Table:
 def metric_name(name: str) -> str:
     """Return a metric's name for people; the first of several definitions is the one that is meant.
 
-    >>> metric_name("forgetting_max_minus_last"), metric_name("forgetting_lee2019")
-    ('forgetting', 'forgetting lee2019')
+    >>> metric_name("last_accuracy"), metric_name("forgetting_lee2019")
+    ('last accuracy', 'forgetting (Lee et al. 2019)')
     """
-    metric = METRICS[name]
-    return metric.column if metric.column and metric.column == metric.headline else plain(name)
+    return METRICS[name].name or plain(name)
 
 
 def cost_texts(report: Report) -> dict[str, str]:
