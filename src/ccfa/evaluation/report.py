@@ -35,7 +35,8 @@ COSTS: dict[str, Cost] = {
     ),
     "minutes": Cost(
         "minutes",
-        "wall-clock time of all stages, evaluation included; a first stage taken from another run counts as there",
+        "wall-clock time of all stages, evaluation included; a first stage taken from another run counts as there, in "
+        "older reports as zero",
         2,
     ),
 }

@@ -60,8 +60,7 @@ MEANINGS = {heading: DEFINITIONS[metric] for metric, heading in COLUMNS.items()}
     "gain": "average with CCFA minus without, in points, over pairs of runs of the same class order and seeds",
     "published": "the average that the paper prints for this setting, not measured here",
     **{cost.heading: cost.definition for cost in COSTS.values()},
-    GPU_MINUTES: "minutes of all stages divided by the number of runs that shared the device; a first stage reused "
-    "from another run counts as zero, so such a row does not compare with one that trained it",
+    GPU_MINUTES: f"minutes divided by the number of runs that shared the device; {COSTS['minutes'].definition}",
 }
 MAX_NAME = 28  # letters of a name before it is folded
 BETWEEN = 3  # spaces between columns of the terminal's table
