@@ -1,6 +1,5 @@
 """The command line: parse, call, print."""
 
-import difflib
 import io
 import itertools
 import os
@@ -12,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.conf import (
@@ -26,7 +25,7 @@ from tyro.conf import (
 )
 
 from ccfa import __version__
-from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, one_line, printable, unknown
+from ccfa.errors import CcfaError, ResourceError, Stopped, UsageError, nearest, one_line, printable, unknown
 from ccfa.plugins import load_plugin
 from ccfa.settings import Computing, Experiment, Grid, Learning, Mix, Pairs, Running, Wanted
 
@@ -545,17 +544,20 @@ def _terminate(number: int, frame: object) -> None:
 def _parsed(words: list[str]) -> Verb:
     """Return the verb that was typed, with its plug-ins loaded. What cannot be understood ends the process."""
     verbs = {verb.__name__.lower(): verb for verb in get_args(Verb)}
+    kind: Any = Verb
+    prog, about = "ccfa", "Class-incremental learning with Cross-Class Feature Augmentation."
     if words and not words[0].startswith("-"):
         if words[0] not in verbs:
             raise unknown("command", words[0], verbs)
-        _require_known_flags(words, verbs[words[0]])
+        kind, prog, about = verbs[words[0]], f"ccfa {words[0]}", ""  # errors point to the help of the verb
+        _require_known_flags(words, kind)
     verb: Verb
     verb, left = tyro.cli(
-        Verb,
-        prog="ccfa",
-        description="Class-incremental learning with Cross-Class Feature Augmentation.",
+        kind,
+        prog=prog,
+        description=about or None,
         config=(FlagCreatePairsOff, OmitSubcommandPrefixes),
-        args=_gathered(words),
+        args=_gathered(words[kind is not Verb :]),
         return_unknown_args=True,
     )
     _require_folder()
@@ -587,8 +589,8 @@ def _require_known_flags(words: list[str], verb: type) -> None:
                 f"`ccfa list options METHOD` shows them."
             )
     wrong = words[strange[0]]
-    close = difflib.get_close_matches(_typed(wrong), flags, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
+    meant = nearest(_typed(wrong)[2:], [flag[2:] for flag in flags])
+    hint = f" Did you mean --{meant}?" if meant else ""
     raise UsageError(f"`ccfa {words[0]}` does not take {wrong}.{hint} See `ccfa {words[0]} --help`.")
 
 

@@ -6,6 +6,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 Choice = TypeVar("Choice")
+ALSO_CALLED = {  # what other programs call a command or an option
+    "train": "run",
+    "eval": "evaluate",
+    "test": "evaluate",
+    "arch": "backbone",
+    "model": "backbone",
+    "buffer-size": "memory",
+    "memory-size": "memory",
+    "cuda": "device cuda",
+    "gpu": "device cuda",
+    "learning-rate": "lr",
+    "wandb": "track wandb",
+}
 
 
 class CcfaError(Exception):
@@ -94,14 +107,27 @@ def printable(text: str) -> str:
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that does not exist, with the nearest one that does."""
     known = sorted(known)
-    in_lower_case = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(name.lower(), in_lower_case, n=1)
-    hint = f" Did you mean {in_lower_case[close[0]]!r}?" if close else ""
+    meant = nearest(name, known)
+    hint = f" Did you mean {meant!r}?" if meant else ""
     listed = ", ".join(repr(one) if "," in one else one for one in known[:60])
     if len(known) > 60:
         listed += f", and {len(known) - 60} more"
     own = f" A {kind} of your own needs --plugin FILE (load_plugin)." if kind in ("method", "backbone") else ""
     return UsageError(f"Unknown {kind} {name!r}.{hint} Known: {listed}.{own}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is probably meant, in any case, if there is one.
+
+    >>> nearest("PDNet", ["podnet", "afc"]), nearest("gpu", ["plugin", "device"]), nearest("gpu", ["plugin"])
+    ('podnet', 'device cuda', None)
+    """
+    in_lower_case = {one.lower(): one for one in known}
+    meant = ALSO_CALLED.get(name.lower())
+    if meant and meant.split()[0] in in_lower_case:
+        return meant
+    close = difflib.get_close_matches(name.lower(), in_lower_case, n=1, cutoff=0.65)
+    return in_lower_case[close[0]] if close else None
 
 
 def matching(name: str, known: Iterable[str]) -> str | None:

@@ -151,7 +151,7 @@ def test_the_balanced_phase_may_have_options_of_its_own():
 
 def test_a_preset_is_the_default_and_options_win():
     assert build_method("podnet", "digits").transforms == DIGITS
-    assert build_method("podnet", "some/folder").transforms == FOLDER
+    assert experiment_method(Experiment("podnet", data="some/folder")).transforms == FOLDER
     assert phase_values(build_method("finetune"), "epochs") == {160}
     assert phase_values(build_method("finetune", "digits"), "epochs") == {20}
     assert phase_values(build_method("finetune", "digits", epochs=2), "epochs") == {2}
@@ -161,7 +161,7 @@ def test_presets_name_methods_that_exist_with_options_that_exist():
     for data in ("cifar100", "digits", "./photos"):
         assert set(data_set(data).method_options) <= {*METHODS, "ccfa"}
         for method in METHODS:
-            assert build_method(method, data).name == method
+            assert experiment_method(Experiment(method, data=data)).name == method
             assert preset(method, data).get("backbone", "small") in BACKBONES
 
 

@@ -123,8 +123,8 @@ def test_methods_with_one_first_stage_have_one_key(pair):
     assert len({key(one) for pair in READ_OUTS.values() for one in pair}) == len(READ_OUTS)
 
 
-def test_podnet_s_first_stage_has_podnet_s_values():
-    for data in ("imagenet100", "digits", "./photos"):
+def test_podnet_s_first_stage_has_podnet_s_values(tmp_path):
+    for data in ("imagenet100", "digits", str(tmp_path)):
         own, podnets = build_method("ranpac", data, first="podnet"), build_method("podnet", data)
         assert own.phases(STAGES[0]) == podnets.phases(STAGES[0])
     assert build_method("ranpac", "imagenet100", first="podnet", lr=0.3).phases(STAGES[0])[0].lr == 0.3

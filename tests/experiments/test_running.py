@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -196,12 +197,13 @@ def test_a_stop_says_whether_anything_is_stored(tmp_path):
     for number, expected in ((0, "nothing is stored yet"), (None, "the last checkpoint is kept")):
         learner, stop = Learner(tiny("podnet"), toy_images()), Stop()
         directory = begun(tmp_path / str(number), resolve(EXPERIMENT).config)
-        recorder = Recorder(directory, learner, Silent(), stop, 1000)
+        recorder = Recorder(directory, learner, Silent(), stop, Running(data_dir=Path("my data")))
         if number is None:
             recorder.save()
         stop.code = 130
-        with pytest.raises(Stopped, match=expected):
+        with pytest.raises(Stopped, match=expected) as stopped:
             learner.on_pause()
+        assert stopped.value.message.endswith(f"ccfa resume {directory.path} --data-dir 'my data'")
 
 
 def test_only_old_checkpoints_are_due_after_stages_that_train_nothing(tmp_path, fail):

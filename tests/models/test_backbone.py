@@ -103,6 +103,13 @@ def test_wrong_backbones_are_refused(backbone):
         Learner(podnet(backbone=backbone), toy_images())
 
 
+def test_a_replaced_backbone_may_be_a_wrapped_module():
+    with pytest.raises(UsageError, match=r"ccfa\.wrap"):
+        Learner(replace(podnet(), backbone=nn.Sequential(nn.Conv2d(3, 4, 3))), toy_images())
+    learner = Learner(replace(podnet(), backbone=wrapped_toy(3)), toy_images())
+    assert learner.network.backbone.dim == wrapped_toy(3).dim
+
+
 def test_aanet_needs_a_chain_of_levels():
     learner = Learner(METHODS["aanet"](backbone=wrapped_toy, transforms=TOY), toy_images())
     with pytest.raises(UsageError, match="ChainBackbone"):

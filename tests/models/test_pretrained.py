@@ -167,8 +167,8 @@ def test_a_name_with_a_prefix_is_a_pretrained_model():
     assert (config.size, config.mean, config.crop, config.interpolation) == (224, (0.5, 0.5, 0.5), 0.9, "bicubic")
 
 
-def test_images_are_normalised_as_the_model_was_trained():
-    plain = build_method("podnet", "some/photos", backbone=f"timm:{SMALL}").transforms
+def test_images_are_normalised_as_the_model_was_trained(tmp_path):
+    plain = build_method("podnet", str(tmp_path), backbone=f"timm:{SMALL}").transforms
     assert plain == replace(FOLDER, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
     gray = build_method("podnet", "digits", backbone="timm:resnet18").transforms
     assert gray.mean == pytest.approx(((0.485 + 0.456 + 0.406) / 3,))

@@ -19,9 +19,10 @@ from ccfa.methods.fetril import real_samples
 from ccfa.methods.method import NOTHING
 from ccfa.methods.parts import class_blocks
 from ccfa.models import BACKBONES
+from ccfa.models.resnet import ResNet
 from ccfa.options import meanings, schema
 from ccfa.reporting import inventory
-from ccfa.reporting.inventory import TRAITS, catalogue, findings, traits
+from ccfa.reporting.inventory import NETWORKS, TRAITS, catalogue, findings, traits
 from ccfa.reporting.terminal import Output
 from ccfa.settings import Experiment
 from toys import EVERY_PAIR, REFUSED
@@ -37,31 +38,42 @@ def rows(*tables):
     return {row[0]: row for row in cells}
 
 
-def test_methods_are_listed_with_ticks(tmp_path, monkeypatch):
+def listed_methods():
+    """What the list of methods says of each, and its caption."""
+    (table,) = catalogue("methods")
+    names, meanings, letters = (column.cells for column in table.columns)
+    return dict(zip(names, zip(meanings, letters, strict=True), strict=True)), table.caption
+
+
+def test_methods_are_listed_with_letters(tmp_path, monkeypatch):
     results = Path("results").absolute()
     monkeypatch.chdir(tmp_path)
-    (table,) = catalogue("methods")
-    found = rows(table)
-    assert all(found[name][1] for name in METHODS)
-    ticks = {name: found[name][2].split() for name in METHODS}
-    assert "E C F P 1" in str(table.columns[2].header)
-    assert {name: len(ticks[name]) for name in ("lwf", "podnet", "ranpac", "fetril")} == {
-        "lwf": 1,
-        "podnet": 3,
-        "ranpac": 3,
-        "fetril": 4,
-    }
-    assert all(name in table.caption for name in cited_only())
+    found, caption = listed_methods()
+    assert all(found[name][0] for name in METHODS)
+    letters = {name: found[name][1] for name in ("lwf", "podnet", "ranpac", "fetril")}
+    assert letters == {"lwf": " C   ", "podnet": "EC  1", "ranpac": "  FP1", "fetril": " CFP1"}
+    assert all(name in caption for name in cited_only())
+    assert "measured" not in rows(*catalogue("methods", "podnet"))
     (tmp_path / "results").symlink_to(results)
-    (table,) = catalogue("methods")
-    assert str(table.columns[2].header).endswith(" M")
-    assert len(rows(table)["podnet"][2].split()) == 4
+    assert listed_methods()[0]["podnet"][1] == "EC  1M"
+    assert rows(*catalogue("methods", "podnet"))["measured"][1].startswith("yes")
 
 
-def test_the_list_of_methods_fits_a_screen():
-    console = Output(file=io.StringIO(), width=100)
+def test_the_list_of_methods_has_a_line_for_each():
+    console = Output(file=io.StringIO(), width=80)
     console.print(*catalogue("methods"))
-    assert len(console.file.getvalue().splitlines()) <= 40
+    lines = console.file.getvalue().splitlines()
+    assert [line.split()[0] for line in lines[1 : 1 + len(METHODS)]] == list(METHODS)
+    assert len(lines) <= len(METHODS) + 6
+
+
+def test_aanets_name_what_they_are_on():
+    found, _ = listed_methods()
+    assert [found[name][0].split(":")[0] for name in ("aanet", "aanet-ucir", "aanet-afc")] == [
+        "AANet on PODNet",
+        "AANet on UCIR",
+        "AANet on AFC",
+    ]
 
 
 def test_a_method_is_described_by_name():
@@ -101,6 +113,10 @@ def test_traits_follow_from_the_method(monkeypatch):
 def test_catalogues_are_complete(what, names):
     found = rows(*catalogue(what))
     assert all(found[name][1] for name in names)
+
+
+def test_every_network_is_described():
+    assert {name for name, one in BACKBONES.items() if isinstance(one, ResNet)} == set(NETWORKS)
 
 
 EVERYTHING = {**METHODS, "ccfa": CCFA, **MIXES}
@@ -171,7 +187,7 @@ def test_a_plug_in_describes_its_options():
     assert found["depth"] == ["depth", "3", "How deep it goes, which is written on two lines."]
     assert found["width"] == ["width", "4"]
     assert found["memory"][2]
-    assert rows(*catalogue("methods"))["mine"][1] == "My own."
+    assert listed_methods()[0]["mine"][0] == "My own."
 
 
 def found(name, data_dir=None):

@@ -1,6 +1,7 @@
 """The page of a run: its numbers, its pictures, and what becomes of it where files are missing, damaged or edited."""
 
 import base64
+import csv
 import io
 import re
 import shlex
@@ -220,6 +221,8 @@ def test_wrong_photos_are_named(tmp_path, monkeypatch):
     assert all(file.replace("<", "&lt;").replace(">", "&gt;") in page for file, *_ in expected)
     monkeypatch.setattr(module, "MAX_WRONG_FILES", 2)
     assert f"the first 2 of {len(expected)}" in text(write_report(run, resolved))
+    with (run.path / "wrong.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [["file", "class", "predicted"], *expected], "all of them"
 
 
 def test_one_forgetting_and_the_others_on_request(run):

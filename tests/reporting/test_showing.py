@@ -51,7 +51,7 @@ def test_metrics_of_every_rule(tmp_path, console):
     text = console.file.getvalue()
     assert report.name in text
     assert "parameters MB -, remembered MB -, exemplars MB 0.500, minutes 0.21" in text
-    assert text.index("nearest mean (own rule)") < text.index("by logits")
+    assert text.index("nearest mean (the method's rule)") < text.index("by logits")
     rows = {row[0]: row[1:] for row in ([cell.strip() for cell in line[1:-1].split("│")] for line in text.splitlines())}
     assert metric_name("forgetting_lee2019") in text, "the others are named"
     assert not any(name.startswith("forgetting ") for name in rows), "one forgetting"

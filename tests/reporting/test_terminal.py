@@ -113,13 +113,24 @@ def test_screen_shows_how_long_an_activity_lasts(clock):
 
 
 @pytest.mark.parametrize(("on_cpu", "word"), [(True, "warning"), (False, "speed")])
-def test_days_on_a_cpu_are_a_warning(clock, on_cpu, word):
+def test_a_night_on_a_cpu_is_a_warning(clock, on_cpu, word):
     plain = Output(file=io.StringIO(), width=100)
     display = Display(RESOLVED, StatusLines(plain, on_cpu))
-    train(display, clock, 86400, steps=3)
-    told = [line for line in written(plain) if " days" in line and not line.startswith("stage")]
+    train(display, clock, 3600, steps=3)
+    told = [line for line in written(plain) if " h " in line and not line.startswith("stage")]
     assert len(told) == 1
     assert word in told[0]
+
+
+def test_the_first_stage_gives_a_lower_bound(clock):
+    plain = Output(file=io.StringIO(), width=100)
+    display = Display(RESOLVED, StatusLines(plain))
+    train(display, clock, 60, steps=3, stage=RESOLVED.stages[0])
+    assert "at least" in plain.file.getvalue()
+    assert "at least" in display.words(LAST)
+    display.on_stage(RESOLVED.stages[0], RESULT)
+    train(display, clock, 60, steps=3)
+    assert "about" in display.words(LAST)
 
 
 def test_stored_rate_serves_a_continued_run(plain, clock):

@@ -31,6 +31,7 @@ class DataSet:
     options: Mapping[str, Any] = field(default_factory=dict)
     method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     find: Callable[[Path | None], Path | None] | None = None
+    folder: Path | None = None
 
     def default_scenario(self, num_classes: int) -> str:
         """The scenario of the data set, or else half of the classes first and the rest in about five stages."""
@@ -112,7 +113,11 @@ def data_set(name: str | Path) -> DataSet:
     path = Path(os.path.expanduser(name))
     if isinstance(name, Path) or os.sep in name or os.path.exists(path):
         return DataSet(
-            str(name), partial(load_folder, path), options=FOLDER_OPTIONS, method_options=FOLDER_METHOD_OPTIONS
+            str(name),
+            partial(load_folder, path),
+            options=FOLDER_OPTIONS,
+            method_options=FOLDER_METHOD_OPTIONS,
+            folder=path,
         )
     if found := matching(name, DATASETS):
         return DATASETS[found]

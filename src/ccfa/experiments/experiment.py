@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
@@ -90,6 +91,14 @@ def build_method(name: str, data: str = "cifar100", **options: Any) -> Method:
     >>> build_method("podnet", "digits", memory=2).memory.per_class
     2
     """
+    folder = data_set(data).folder
+    if folder and not os.path.exists(folder):
+        raise DataError(f"{folder} does not exist. Name a data set or the folder of your images.")
+    return _built(name, data, options)
+
+
+def _built(name: str, data: str, options: Mapping[str, Any]) -> Method:
+    """Build a method; the photos may be gone, as they are when a stored model is read."""
     return choose("method", name, METHODS)(**chosen_options(name, data, options))
 
 
@@ -161,7 +170,7 @@ def experiment_method(experiment: Experiment) -> Method:
         decoded["backbone"] = with_weights(choice, experiment.weights, experiment.image_size)
     elif experiment.weights:
         raise UsageError(f"{experiment.method} has no option backbone, so --weights has no meaning for it.")
-    method = build_method(experiment.method, experiment.data, **decoded)
+    method = _built(experiment.method, experiment.data, decoded)
     if experiment.memory is not None and experiment.memory_total is not None:
         raise UsageError("Give --memory (per class) or --memory-total, not both.")
     if experiment.memory is not None or experiment.memory_total is not None:

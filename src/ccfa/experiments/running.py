@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import ccfa
-from ccfa.data import ImageSet, Stage, data_set
+from ccfa.data import ImageSet, Stage
 from ccfa.errors import CcfaError, DivergedError, ModelError, Notice, ResourceError, Stopped, UsageError
 from ccfa.evaluation import BYTES_PER_MB, Numbers, Report, accuracy, rule_name
 from ccfa.experiments.experiment import Resolved, resolve
@@ -125,7 +125,7 @@ def run(
                         processes=processes,
                     )
                     stop = AgreedStop(stop or Stop(), processes)
-                    recorder = Recorder(directory, learner, audience or Silent(), stop, running.checkpoint_minutes)
+                    recorder = Recorder(directory, learner, audience or Silent(), stop, running)
                     _learn_all(resolved, recorder, running.first_stages)
             except BaseException as error:
                 _write_end(directory, error)
@@ -210,16 +210,18 @@ def running_again(directory: Run, running: Running) -> Running:
 class Recorder:
     """Watches a learner: writes metrics and checkpoints, and ends the run when it is asked to.
 
-    A checkpoint is due at the end of a phase, and when the last one is `minutes` old; 0 means after each epoch. After a
-    stage that trains nothing it is due by its age alone: such stages are short, and what read-outs remember is large.
+    A checkpoint is due at the end of a phase, and when the last one is `checkpoint_minutes` old; 0 means after each
+    epoch. After a stage that trains nothing it is due by its age alone: such stages are short, and what read-outs
+    remember is large.
     """
 
-    def __init__(self, directory: Run, learner: Learner, audience: Audience, stop: "Stop", minutes: float) -> None:
+    def __init__(self, directory: Run, learner: Learner, audience: Audience, stop: "Stop", running: Running) -> None:
         self.directory = directory
         self.learner = learner
         self.audience = audience
         self.stop = stop
-        self.interval = 60 * minutes
+        self.interval = 60 * running.checkpoint_minutes
+        self.data_dir = running.data_dir
         self.rows: list[dict[str, Any]] = []  # the results of the stages that are done
         self.seconds_before = 0.0  # spent on those stages, also by processes that were stopped
         self.stage_began = self.last_saved = time.monotonic()
@@ -326,8 +328,7 @@ class Recorder:
 
     @property
     def _how_to_continue(self) -> str:
-        may_be_missing = data_set(self.directory.experiment.data).find and not os.environ.get("CCFA_DATA")
-        data_dir = " --data-dir DIR" if may_be_missing else ""
+        data_dir = f" --data-dir {shlex.quote(str(self.data_dir))}" if self.data_dir else ""
         plugins = "".join(f" --plugin {shlex.quote(name)}" for name in loaded_plugins())
         return f"Continue with: ccfa resume {shlex.quote(str(self.directory.path))}{data_dir}{plugins}"
 

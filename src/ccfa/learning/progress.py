@@ -336,7 +336,13 @@ class Watch(Observer):
 
     def left_words(self) -> list[str]:
         left = self.seconds_left()
-        return [] if math.isnan(left) else [f"about {roughly(left)} left"]
+        return [] if math.isnan(left) else [f"{self.bound} {roughly(left)} left"]
+
+    @property
+    def bound(self) -> str:
+        """How to read an estimate: later stages, which often also run the old network, may not be measured yet."""
+        is_measured = len(self.work) - self.num_done < 2 or not all(is_first for is_first, _ in self.pace.speeds)
+        return "about" if is_measured else "at least"
 
 
 class ProgressLine(Watch):

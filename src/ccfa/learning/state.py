@@ -13,7 +13,7 @@ from ccfa.errors import ModelError
 from ccfa.kernels.graphs import StepFunction
 from ccfa.methods import Method
 from ccfa.models import Network
-from ccfa.models.backbone import require_backbone
+from ccfa.models.backbone import backbone_builder, require_backbone
 from ccfa.models.pretrained import untrained
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def new_network(method: Method, channels: int, seed: int = 0) -> Network:
     """A freshly initialised network without classes."""
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        backbone = require_backbone(method.backbone(channels))
+        backbone = require_backbone(backbone_builder(method.backbone)(channels))
     return Network(backbone, method.head(backbone.dim))
 
 

@@ -41,7 +41,7 @@ def aanet(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, 
 
 
 def resetting(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = True) -> Method:
-    """AANet on the method in its name, or on PODNet: a stable and a plastic branch.
+    """AANet on PODNet: a stable and a plastic branch.
 
     The head's learned scale starts at 1 again. This is the manner of the published code on PODNet.
 
@@ -55,7 +55,8 @@ def resetting(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e
 
 register_method("aanet", podnet)(resetting)
 register_method("aanet-ucir", ucir)(aanet)
-register_method("aanet-afc", afc)(resetting)
+on_afc = register_method("aanet-afc", afc)(resetting)
+on_afc.__doc__ = (on_afc.__doc__ or "").replace("PODNet", "AFC", 1)
 
 
 class KernelScaling(nn.Module):

@@ -30,7 +30,7 @@ def fetril(
     head_lr: float = 0.05,
     translate: bool = True,
 ) -> Method:
-    """FeTrIL: features moved to old means; frozen backbone.
+    """FeTrIL: features moved to old means.
 
     After the first stage only the head learns, on features of new classes, some moved to old classes' means. It keeps
     the head of the first stage. With `epochs=0` the backbone stays as it is given.

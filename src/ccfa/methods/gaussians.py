@@ -26,7 +26,7 @@ def simplecil(
     first: First = "linear",
     milestones: tuple[float, ...] = (120 / 160, 140 / 160),
 ) -> Method:
-    """SimpleCIL: the cosine to class means; frozen backbone.
+    """SimpleCIL: the cosine to class means.
 
     The means are those of the embeddings of each class.
 
@@ -46,7 +46,7 @@ def slda(
     milestones: tuple[float, ...] = (120 / 160, 140 / 160),
     shrinkage: float = 1e-4,
 ) -> Method:
-    """SLDA: linear discriminant analysis; frozen backbone.
+    """SLDA: linear discriminant analysis.
 
     There are class means and one covariance S for all classes.
 
@@ -73,7 +73,7 @@ def fecam(
     alpha2: float = 1.0,
     unit: bool = False,
 ) -> Method:
-    """FeCAM: Mahalanobis distances to class means; frozen backbone.
+    """FeCAM: Mahalanobis distances to class means.
 
     Args:
         epochs: Epochs of the first stage; 0 leaves the backbone as it is given.

@@ -36,7 +36,7 @@ def ranpac(
     ridge: float | None = None,
     balanced: bool = False,
 ) -> Method:
-    """RanPAC: ridge regression of random features; frozen backbone.
+    """RanPAC: ridge regression of random features.
 
     The backbone is trained in the first stage, or taken as it is with `epochs=0`.
 

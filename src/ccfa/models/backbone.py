@@ -108,7 +108,7 @@ def require_backbone(made: object) -> Backbone:
         return made  # type: ignore[return-value]
     raise UsageError(
         f"{type(made).__name__} is not a backbone: it must be a torch module with a whole number `dim` whose forward "
-        f"returns Features. Use wrap(module, levels=[...]) to make one of any torch module."
+        f"returns Features. Use ccfa.wrap(module, levels=[...]) to make one of any torch module."
     )
 
 

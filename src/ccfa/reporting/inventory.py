@@ -42,7 +42,18 @@ TRAITS = {
     "one class": "it also learns from a stage of a single class",
     "measured": "results/ has runs of it on CIFAR-100 or ImageNet",
 }
-OPTIONS_OF = "ccfa list options METHOD --data DATA [--ccfa] [--mix KIND] shows its options and their values."
+NETWORKS = {
+    "resnet32-podnet": "PODNet's ResNet-32 for CIFAR: no ReLU on the trunk.",
+    "resnet32-ucir": "UCIR's ResNet-32 for CIFAR: no ReLU after the last block.",
+    "resnet32-pycil": "PyCIL's ResNet-32 for CIFAR: a ReLU after every block.",
+    "resnet32-gdumb": "GDumb's ResNet-32 for CIFAR: a ReLU ends every branch.",
+    "resnet18-podnet": "PODNet's ResNet-18 for ImageNet, with a 3x3 stem.",
+    "resnet18-ucir": "UCIR's ResNet-18 for ImageNet, with a 7x7 stem.",
+    "resnet18-il2a": "IL2A's and PASS's ResNet-18 for CIFAR.",
+    "resnet18-cifar": "DER's ResNet-18 for CIFAR: residual branches start at 0.",
+    "small": "A ResNet of 3 blocks, for the digits.",
+}
+OPTIONS_OF = "ccfa list options METHOD --data DATA [--ccfa] [--mix KIND] shows its options."
 PACKAGES = ("numpy", "scikit-learn", "safetensors", "tyro", "rich", "pillow", "jinja2")
 
 
@@ -74,8 +85,8 @@ def catalogue(
         "datasets": describe_data_sets(),
         "scenarios": SCENARIOS,
         "orders": order_names(),
-        "backbones": {name: str(builder) for name, builder in BACKBONES.items()}
-        | {"timm:NAME": "a model of timm, pretrained unless --weights says otherwise; see docs/backbones.md"},
+        "backbones": {name: NETWORKS.get(name) or _documentation(one)[0] for name, one in BACKBONES.items()}
+        | {"timm:NAME": "A model of timm, by default pretrained: docs/backbones.md."},
         "tables": {name: table.title for name, table in (TABLES | FURTHER).items()},
     }
     table = Table(what, "what it is")
@@ -126,14 +137,16 @@ def _methods() -> Table:
     table = Table(
         "method",
         "what it is",
-        Column(" ".join(letters.values()), no_wrap=True),
-        caption=f"{meanings}\nccfa list methods METHOD says what that means.\n{OPTIONS_OF}\n{cited}",
+        Column("traits", no_wrap=True),
+        box=None,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+        caption=f"\n{meanings}\nccfa list methods METHOD says what that means.\n{OPTIONS_OF}\n{cited}",
         caption_justify="left",
     )
     for name, function in METHODS.items():
         holds = traits(name, measured)
-        ticks = " ".join("✓" if holds[one] else " " for one in shown)
-        table.add_row(name, _documentation(function)[0], ticks)
+        table.add_row(name, _documentation(function)[0], "".join(letters[one] if holds[one] else " " for one in shown))
     return table
 
 
@@ -157,11 +170,12 @@ def _method(name: str) -> Table:
     table.add_row("paper", PAPERS.get(name, ""))
     needed = f"; it needs {method.needs_memory:d} or more per class" if method.needs_memory else ""
     table.add_row("memory", _memory(method) + needed)
-    for trait, holds in traits(name, _measured_methods()).items():
+    measured = _measured_methods()
+    for trait, holds in traits(name, measured).items():
         if holds:
             table.add_row(trait, f"yes: {TRAITS[trait]}")
-        elif trait == "CCFA":
-            table.add_row(trait, f"no: {method.no_old_head}")
+        elif trait != "measured" or measured:
+            table.add_row(trait, f"no: {method.no_old_head}" if trait == "CCFA" else "no")
     return table
 
 

@@ -31,7 +31,7 @@ from ccfa.errors import ModelError
 from ccfa.evaluation import COSTS, DEFINITIONS, METRICS, Numbers, Report, forgetting_max_minus_last
 from ccfa.experiments.experiment import Resolved
 from ccfa.experiments.run_directory import Run, left_alone
-from ccfa.files import read_arrays, write_arrays, write_atomically
+from ccfa.files import csv_text, read_arrays, write_arrays, write_atomically
 from ccfa.learning.progress import duration
 from ccfa.reporting.charts import NUM_COLOURS, Curve, Figure, heat_map, line_figure
 from ccfa.reporting.tables import (
@@ -420,7 +420,10 @@ def _mean_of_finite(values: Sequence[float]) -> float:
 
 
 def write_pictures(run: Contents, resolved: Resolved) -> Arrays:
-    """Store and return thumbnails of the exemplars of each class, and of test images of the most confused pairs."""
+    """Store and return thumbnails of the exemplars of each class, and of test images of the most confused pairs.
+
+    All wrong photos of a folder are listed in wrong.csv.
+    """
     side = 24 if len(run.exemplars) > 250 else 48
     channels, height, width = resolved.train.shape
     num_bytes = channels * min(height, side) * min(width, side)
@@ -441,8 +444,12 @@ def write_pictures(run: Contents, resolved: Resolved) -> Arrays:
         "mistake_pairs": np.array([pair for *pair, _ in mistaken], dtype=np.int64).reshape(-1, 2),
     }
     if resolved.test.files:
-        wrong = seen[torch.from_numpy(labels != predicted)][:MAX_WRONG_FILES].tolist()
-        arrays["wrong_files"] = np.array([resolved.test.files[row] for row in wrong], dtype=np.str_)
+        wrong = np.flatnonzero(labels != predicted)
+        files = [resolved.test.files[row] for row in seen[torch.from_numpy(wrong)].tolist()]
+        arrays["wrong_files"] = np.array(files[:MAX_WRONG_FILES], dtype=np.str_)
+        names = [map(run.class_name, of[wrong].tolist()) for of in (labels, predicted)]
+        rows = zip(files, *names, strict=True)
+        write_atomically(run.run.path / "wrong.csv", csv_text([("file", "class", "predicted"), *rows]))
     write_arrays(run.run.path / PICTURES, arrays)
     return arrays
 

@@ -99,7 +99,7 @@ def metrics_table(report: Report, others: bool = False) -> Table:
     Reports of earlier versions may lack some.
     """
     rules = own_first(report)
-    headings = [f"by {plain(rule)}{' (own rule)' if rule == report.own else ''}" for rule in rules]
+    headings = [f"by {plain(rule)}" + " (the method's rule)" * (rule == report.own) for rule in rules]
     shown = [name for name, metric in METRICS.items() if bool(metric.column) != others]
     rows = [[metric_name(name), *(percent(numbers.metrics.get(name)) for numbers in rules.values())] for name in shown]
     return Table(["percent", *headings], rows)

@@ -35,7 +35,7 @@ from ccfa.reporting.tables import percent, plain
 
 BROKEN_PIPE_CODE = 141  # 128 + SIGPIPE, as of a command that knows nothing of pipes
 ESTIMATE_AFTER = 5.0  # seconds of training steps
-WORTH_TELLING, TOO_LONG = 60.0, 86400.0  # seconds
+WORTH_TELLING, TOO_LONG = 60.0, 8 * 3600.0  # seconds
 
 
 class Output(Console):
@@ -115,16 +115,16 @@ class StatusLines:
         lasted = {name: f" · {now - since:.0f} s" for name, (_, since) in lines if since and now - since >= 1}
         return [_named(name, line) + lasted.get(name, "") for name, (line, _) in lines]
 
-    def estimate(self, seconds: float) -> None:
-        """Say once how long it will take, unless it is a matter of seconds."""
+    def estimate(self, seconds: float, bound: str) -> None:
+        """Say once how long it will take, about or at least, unless it is a matter of seconds."""
         with self.lock:
             if self.is_estimated:
                 return
             self.is_estimated = True
         if self.on_cpu and seconds >= TOO_LONG:
-            self._print([too_long(seconds)])
+            self._print([too_long(seconds, bound)])
         elif seconds >= WORTH_TELLING:
-            self._print([f"At this speed it will take about {roughly(seconds)}."])
+            self._print([f"At this speed it will take {bound} {roughly(seconds)}."])
 
     def _print(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -174,7 +174,7 @@ class Display(Shown):
     def on_batch(self, progress: Progress, losses: dict[str, Tensor]) -> None:
         super().on_batch(progress, losses)
         if not self.lines.is_estimated and self.pace.measured >= ESTIMATE_AFTER:
-            self.lines.estimate(self.seconds_left())
+            self.lines.estimate(self.seconds_left(), self.bound)
 
     def on_epoch(self, progress: Progress, losses: dict[str, float], lr: float, seconds: float) -> None:
         super().on_epoch(progress, losses, lr, seconds)
@@ -254,9 +254,9 @@ class Board(StatusLines):
             heapq.heapreplace(ends, ends[0] + seconds)
         return math.nan if any(map(math.isnan, ends)) else max(ends, default=0.0)
 
-    def estimate(self, seconds: float) -> None:
+    def estimate(self, seconds: float, bound: str) -> None:
         """Say once how long all runs will take."""
-        super().estimate(self.seconds_left())
+        super().estimate(self.seconds_left(), bound)
 
     def texts(self) -> list[str]:
         seconds = self.seconds_left()
@@ -279,10 +279,10 @@ class SweepDisplay(Display):
         super().show(line, activity)
 
 
-def too_long(seconds: float) -> str:
-    """Return a warning that this takes days, and what to do."""
+def too_long(seconds: float, bound: str) -> str:
+    """Return a warning that this takes very long, and what to do."""
     return (
-        f"warning: this will take about {roughly(seconds)} on this CPU. Use a GPU (see 'PyTorch for your machine' in "
+        f"warning: this will take {bound} {roughly(seconds)} on this CPU. Use a GPU (see 'PyTorch for your machine' in "
         f"docs/start.md), or train for fewer epochs, for example with --epochs 10."
     )
 
