@@ -48,8 +48,8 @@ def learn_first_stage(
     stored. It writes the run's own checkpoint: a run that is killed in between would otherwise take its own weights and
     lose the epochs that it has logged.
 
-    `spent` returns the seconds that this run has spent on the stage, and `leave_out` takes seconds away from them: those
-    of waiting. A run that takes the weights adds the seconds of the training, so that the costs of runs can be compared.
+    `spent` returns the seconds that this run has spent on the stage, and `leave_out` takes seconds away from them:
+    those of waiting. A run that takes the weights adds the seconds of their training, so that costs can be compared.
     """
     began, turn = time.monotonic(), _turns[str(path)]
     if turn.locked():
