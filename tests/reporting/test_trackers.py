@@ -3,7 +3,6 @@
 import sys
 import types
 from contextlib import nullcontext, suppress
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -146,7 +145,6 @@ def test_missing_tracker_is_named_before_anything_is_done(call, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(find_spec("trackio") is None, reason="the extra trackio is not installed")
 def test_trackio_stores_every_number_once(tmp_path, monkeypatch, fail):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     from trackio.sqlite_storage import SQLiteStorage
