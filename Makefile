@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+BUILD  := build
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 
 .PHONY: demo test soak docs format clean
@@ -20,10 +21,10 @@ test: $(VENV)/installed-dev
 soak: $(VENV)/installed-dev
 	$(BIN)/pytest -n auto -m soak
 
-# The documentation site, with its notebooks executed, in build/docs. A warning is an error.
+# The documentation site, with its notebooks executed, in build/docs. A warning is an error. A test runs this, too.
 docs: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
-	@echo "Open build/docs/index.html"
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -d $(BUILD)/doctrees docs $(BUILD)/docs
+	@echo "Open $(BUILD)/docs/index.html"
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .

@@ -1,4 +1,4 @@
-"""A headless Chromium, for fixtures."""
+"""A headless Chromium, and how to open a page in it."""
 
 import shutil
 from contextlib import contextmanager
@@ -40,3 +40,18 @@ def headless(profile):
         yield started
     finally:
         started.quit()
+
+
+def look(browser, page, width=1600, theme="light"):
+    """Open a page from the disk in a window of that width."""
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    )
+    resize(browser, width)
+    browser.get_log("performance"), browser.get_log("browser")
+    browser.get(page.resolve().as_uri())
+
+
+def resize(browser, width):
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)

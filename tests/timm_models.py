@@ -7,7 +7,7 @@ import pytest
 import torch
 
 DECLARED: list[torch.library.Library] = []  # what a library declares lasts as long as it does
-MISSING = "is not installed: pip install 'ccfa[timm]'"
+MISSING = "is not installed: the extra timm"
 
 
 def torchvision_or_skip() -> ModuleType:

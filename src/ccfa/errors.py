@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 Choice = TypeVar("Choice")
@@ -155,3 +156,9 @@ def chosen_name(kind: str, name: str, known: Iterable[str]) -> str:
 def choose(kind: str, name: str, choices: Mapping[str, Choice]) -> Choice:
     """The choice of that name, in any case, or the error that names the nearest one."""
     return choices[chosen_name(kind, name, choices)]
+
+
+def installing(extra: str) -> str:
+    """The command that installs an extra: from the checkout if this file is in one, else from the package index."""
+    root = Path(__file__).parents[2]
+    return f"pip install -e '{root}[{extra}]'" if (root / "pyproject.toml").exists() else f"pip install 'ccfa[{extra}]'"

@@ -21,6 +21,7 @@ import ccfa
 from ccfa.data import read_photos
 from ccfa.deployment import serving as chapter
 from ccfa.deployment.serving import Limits, _Corrections
+from ccfa.errors import installing
 from commands import COMMAND, environment
 from served import COLOURS, ColourModel, ask, picture, serving
 
@@ -395,4 +396,4 @@ def test_missing_extra_is_named(call, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     code, _, errors = call("serve", "model")
     assert code == 2
-    assert "ccfa[serve]" in errors
+    assert installing("serve") in errors

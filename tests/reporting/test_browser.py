@@ -11,7 +11,7 @@ from PIL import Image
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 
-from browsers import headless
+from browsers import headless, look
 from ccfa.reporting.charts import text_width
 from ccfa.reporting.comparison import compare_entries, write_comparison
 from ccfa.reporting.page import write_report
@@ -40,17 +40,6 @@ def pages(tmp_path_factory):
         for at, name in enumerate(methods)
     ]
     return {"run": page, "comparison": write_comparison(compare_entries(runs), folder / "comparison")}
-
-
-def look(browser, page, width=1600, theme="light"):
-    """Open a page from the disk in a window of that width."""
-    browser.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]}
-    )
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    browser.get_log("performance"), browser.get_log("browser")
-    browser.get(page.resolve().as_uri())
 
 
 def requests(browser):

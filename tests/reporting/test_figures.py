@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ccfa.errors import UsageError
+from ccfa.errors import UsageError, installing
 from ccfa.experiments import Run, analyses
 from ccfa.reporting import figures
 from ccfa.reporting.figures import FigureOptions, draw_curves, draw_plane, write_figure
@@ -161,7 +161,7 @@ def test_missing_matplotlib_names_the_extra(made_up, monkeypatch, call):
     monkeypatch.delitem(sys.modules, "ccfa.reporting.figures")
     code, _, errors = call("figure", "accuracy", *made_up({}))
     assert code == 2
-    assert "ccfa[figures]" in errors
+    assert installing("figures") in errors
 
 
 @pytest.mark.parametrize(

@@ -225,4 +225,4 @@ def test_reproduction_and_readme_are_current():
     for path in (ROOT / "README.md", ROOT / "docs" / "methods" / "README.md"):
         page = path.read_text()
         assert CATALOGUE[0] in page
-        assert page == with_generated(page, stored), "run `ccfa table --write`"
+        assert page == with_generated(page, stored, path), "run `ccfa table --write`"

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ccfa.data import Stage
+from ccfa.errors import installing
 from ccfa.experiments import Experiment, Run, resolve
 from ccfa.learning import Progress
 from ccfa.learning.progress import COMPILING, EVALUATING, WAITING, planned_work
@@ -269,5 +270,5 @@ def test_missing_package_is_named_before_anything_is_done(call, tmp_path, monkey
     for verb in (["run", "podnet"], ["sweep", "podnet"], ["resume", "run"]):
         code, _, err = call(*verb, "--tensorboard")
         assert code == 2
-        assert "ccfa[tensorboard]" in err
+        assert installing("tensorboard") in err
     assert list(tmp_path.iterdir()) == []

@@ -3,11 +3,11 @@
 import sys
 import types
 from contextlib import nullcontext, suppress
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 
+from ccfa.errors import installing
 from ccfa.experiments import Experiment, Run
 from ccfa.reporting import showing, trackers
 from ccfa.reporting.trackers import Tracker, watched
@@ -142,11 +142,10 @@ def test_missing_tracker_is_named_before_anything_is_done(call, tmp_path, monkey
     for verb in (["run", "podnet"], ["sweep", "podnet"], ["resume", "run"]):
         code, _, err = call(*verb, "--track", name)
         assert code == 2
-        assert f"ccfa[{name}]" in err
+        assert installing(name) in err
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(find_spec("trackio") is None, reason="the extra trackio is not installed")
 def test_trackio_stores_every_number_once(tmp_path, monkeypatch, fail):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     from trackio.sqlite_storage import SQLiteStorage

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ccfa.data.cache import entries_of, keep, recall
-from ccfa.errors import DataError, UsageError
+from ccfa.errors import DataError, UsageError, installing
 from ccfa.files import read_regular
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def decode_bytes(content: bytes, framing: Framing, max_pixels: int = MAX_PIXELS)
             return frame(file, framing)
     except UnidentifiedImageError:
         if "HEIF" not in _formats() and content[4:8] == b"ftyp" and content[8:12] in _HEIC_BRANDS:
-            raise DataError("is a HEIC photo: pip install 'ccfa[heic]'") from None
+            raise DataError(f"is a HEIC photo: {installing('heic')}") from None
         raise DataError(f"is not an image of a known format ({', '.join(_formats())}), or damaged") from None
     except DataError:
         raise

@@ -24,7 +24,7 @@ from ccfa import __version__
 from ccfa.data import decode_files
 from ccfa.deployment.model import Model, expanded
 from ccfa.deployment.scoring import Classifier
-from ccfa.errors import DataError, ModelError, UsageError, choose
+from ccfa.errors import DataError, ModelError, UsageError, choose, installing
 from ccfa.files import make_folder, require_place, write_atomically
 
 TOLERANCE = 1e-4  # of a probability; of a score, as a share of the largest score
@@ -133,7 +133,7 @@ def _require(packages: tuple[str, ...]) -> None:
         try:
             import_module(name)
         except ImportError as error:
-            raise UsageError(f"Exporting to ONNX needs {name}: pip install 'ccfa[onnx]'") from error
+            raise UsageError(f"Exporting to ONNX needs {name}: {installing('onnx')}") from error
 
 
 def _facts(model: Model) -> Facts:

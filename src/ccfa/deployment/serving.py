@@ -29,7 +29,7 @@ import ccfa
 from ccfa.data import decode_bytes
 from ccfa.data.decoding import FORMATS
 from ccfa.deployment.model import Model, load_model
-from ccfa.errors import DataError, ResourceError, UsageError
+from ccfa.errors import DataError, ResourceError, UsageError, installing
 from ccfa.files import disk_errors, make_folder, require_place, write_atomically
 
 try:
@@ -46,7 +46,7 @@ try:
 except ModuleNotFoundError as error:
     raise UsageError(
         "Serving needs the packages starlette and uvicorn, which are not installed. "
-        "Install them with: pip install 'ccfa[serve]' (or pip install starlette uvicorn)."
+        f"Install them with: {installing('serve')} (or pip install starlette uvicorn)."
     ) from error
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ccfa.errors import CcfaError, UsageError
+from ccfa.errors import CcfaError, UsageError, installing
 from ccfa.experiments.running import HEEDED, TIME_LIMIT_CODE
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def submit(
         import submitit
     except ModuleNotFoundError as error:
         raise UsageError(
-            "Submitting jobs needs the package submitit. Install it with: pip install 'ccfa[cluster]', "
+            f"Submitting jobs needs the package submitit. Install it with: {installing('cluster')}, "
             "or print the commands with --plan."
         ) from error
     if not local and shutil.which("sbatch") is None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ccfa.data.images import some
-from ccfa.errors import DataError, ModelError, ResourceError, UsageError, choose
+from ccfa.errors import DataError, ModelError, ResourceError, UsageError, choose, installing
 from ccfa.files import TENSOR_LIMIT, read_regular
 from ccfa.models.backbone import Backbone, BackboneBuilder, Features, MapMixing, backbone_builder, require_backbone
 
@@ -35,7 +35,7 @@ def import_timm() -> ModuleType:
         return importlib.import_module("timm")
     except (ImportError, RuntimeError, AttributeError) as error:  # what a torchvision that does not fit raises
         if isinstance(error, ModuleNotFoundError) and error.name == "timm":
-            raise UsageError("Backbones of timm need an extra: pip install 'ccfa[timm]'") from None
+            raise UsageError(f"Backbones of timm need an extra: {installing('timm')}") from None
         raise UsageError(
             f"timm cannot be imported: {error}. It needs the torchvision that was built for torch {torch.__version__}: "
             f"install both from the same index, see docs/backbones.md."

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ccfa.errors import ModelError, UsageError
+from ccfa.errors import ModelError, UsageError, installing
 from ccfa.evaluation.features import Estimator
 from ccfa.experiments import Run
 from ccfa.experiments.analyses import KINDS, NUM_FEATURES, NUM_IMAGES, feature_plane, map_similarities
@@ -30,7 +30,7 @@ try:
 except ModuleNotFoundError as error:
     raise UsageError(
         "Figures need the package matplotlib, which is not installed. "
-        "Install it with: pip install 'ccfa[figures]' (or pip install matplotlib)."
+        f"Install it with: {installing('figures')} (or pip install matplotlib)."
     ) from error
 
 COLUMN_WIDTH = 3.33  # inches, of a paper in two columns

@@ -118,12 +118,18 @@ def _leaves_backbone(factory: Factory) -> tuple[bool, bool]:
     return True, all(phase.samples and phase.epochs for phase in factory(epochs=0).phases(first))
 
 
-def methods_markdown(measured: Collection[str]) -> str:
-    """Return the methods with a tick for each trait, as a table in Markdown with the meaning of its columns."""
-    lines = [["method", "paper", *TRAITS], ["---", "---", *[":-:"] * len(TRAITS)]]
+def methods_markdown(measured: Collection[str], folder: Path) -> str:
+    """Return the methods with a tick for each trait, as a table in Markdown with the meaning of its columns.
+
+    A method that has a page in the folder, by its own name or by that of its module, is a link to it.
+    """
+    lines = [["method", "what it is", "paper", *TRAITS], ["---", "---", "---", *[":-:"] * len(TRAITS)]]
     for name in METHODS:
         ticks = ["✓" if holds else "" for holds in traits(name, measured).values()]
-        lines.append([f"`{name}`", PAPERS.get(name, ""), *ticks])
+        pages = [f"{page}.md" for page in (name, METHODS[name].__module__.rpartition(".")[2])]
+        page = next((page for page in pages if (folder / page).exists()), None)
+        linked = f"[`{name}`]({page})" if page else f"`{name}`"
+        lines.append([linked, _documentation(METHODS[name])[0], PAPERS.get(name, ""), *ticks])
     meanings = [f"- *{name}*: {meaning}" for name, meaning in TRAITS.items()]
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", *meanings])
 

@@ -209,7 +209,7 @@ def write_pages(wanted: Wanted, console: Console) -> None:
 def with_generated(page: str, results: Sequence[Result], path: Path = Path("README.md")) -> str:
     """Return a page with the main table and the catalogue of methods written anew, where it has marks for them."""
     methods = {result.experiment.method for result in results}
-    for (begin, end), content in ((MAIN, _main_table(results)), (CATALOGUE, methods_markdown(methods))):
+    for (begin, end), content in ((MAIN, _main_table(results)), (CATALOGUE, methods_markdown(methods, path.parent))):
         before, found, rest = page.partition(begin)
         _, ended, after = rest.partition(end)
         if found and not ended:

@@ -12,7 +12,7 @@ from rich.table import Table as Screen
 
 from ccfa import experiments
 from ccfa.data import data_set
-from ccfa.errors import CcfaError, DataError, LockedError, ResourceError, Stopped, UsageError
+from ccfa.errors import CcfaError, DataError, LockedError, ResourceError, Stopped, UsageError, installing
 from ccfa.evaluation import COSTS, METRICS, Report
 from ccfa.experiments import Run, resolve
 from ccfa.experiments import sweep as sweeping
@@ -283,7 +283,7 @@ def require_ready(running: Running) -> None:
     if running.tensorboard and find_spec("tensorboard") is None:
         raise UsageError(
             "--tensorboard needs the package tensorboard, which is not installed. "
-            "Install it with: pip install 'ccfa[tensorboard]' (or pip install tensorboard), or leave --tensorboard out."
+            f"Install it with: {installing('tensorboard')} (or pip install tensorboard), or leave --tensorboard out."
         )
     require_tracker(running)
     if running.first_stages and several():
