@@ -161,4 +161,6 @@ def choose(kind: str, name: str, choices: Mapping[str, Choice]) -> Choice:
 def installing(extra: str) -> str:
     """The command that installs an extra: from the checkout if this file is in one, else from the package index."""
     root = Path(__file__).parents[2]
-    return f"pip install -e '{root}[{extra}]'" if (root / "pyproject.toml").exists() else f"pip install 'ccfa[{extra}]'"
+    if not (root / "constraints.txt").exists():
+        return f"pip install 'ccfa[{extra}]'"
+    return f"pip install -c {root}/constraints.txt -e '{root}[{extra}]'"
