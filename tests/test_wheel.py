@@ -22,6 +22,6 @@ def test_wheel_has_every_file_of_the_package(tmp_path):
 
 
 def test_extras_come_from_the_checkout_or_the_index(tmp_path, monkeypatch):
-    assert errors.installing("onnx") == f"pip install -e '{ROOT}[onnx]'"
+    assert errors.installing("onnx") == f"pip install -c {ROOT}/constraints.txt -e '{ROOT}[onnx]'"
     monkeypatch.setattr(errors, "__file__", str(tmp_path / "site-packages" / "ccfa" / "errors.py"))
     assert errors.installing("onnx") == "pip install 'ccfa[onnx]'"

@@ -106,7 +106,7 @@ def test_what_is_missing_or_impossible_is_named(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="sbatch"):
         submit([words("run")], tmp_path)
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(UsageError, match=r"ccfa\[cluster\]"):
+    with pytest.raises(UsageError, match=r"\[cluster\]"):
         submit([words("run")], tmp_path)
 
 
