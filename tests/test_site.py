@@ -26,11 +26,12 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
     build = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "build"
     with FileLock(f"{build}.lock"):
-        if not (build / "docs").exists():
+        if not (build / "whole").exists():
             installed = ["-o", ".venv/installed-dev", f"BIN={Path(sys.executable).parent}"]
             words = ["make", "docs", *installed, f"BUILD={build}"]
             done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
+            (build / "whole").touch()
     return build / "docs"
 
 

@@ -545,19 +545,20 @@ def _parsed(words: list[str]) -> Verb:
     """Return the verb that was typed, with its plug-ins loaded. What cannot be understood ends the process."""
     verbs = {verb.__name__.lower(): verb for verb in get_args(Verb)}
     kind: Any = Verb
-    prog, about = "ccfa", "Class-incremental learning with Cross-Class Feature Augmentation."
+    about: str | None = "Class-incremental learning with Cross-Class Feature Augmentation."
+    prog, rest = "ccfa", words
     if words and not words[0].startswith("-"):
         if words[0] not in verbs:
             raise unknown("command", words[0], verbs)
-        kind, prog, about = verbs[words[0]], f"ccfa {words[0]}", ""  # errors point to the help of the verb
+        kind, prog, about, rest = verbs[words[0]], f"ccfa {words[0]}", None, words[1:]  # errors point to its help
         _require_known_flags(words, kind)
     verb: Verb
     verb, left = tyro.cli(
         kind,
         prog=prog,
-        description=about or None,
+        description=about,
         config=(FlagCreatePairsOff, OmitSubcommandPrefixes),
-        args=_gathered(words[kind is not Verb :]),
+        args=_gathered(rest),
         return_unknown_args=True,
     )
     _require_folder()

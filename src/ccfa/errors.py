@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -124,7 +125,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     ('podnet', 'device cuda', None)
     """
     in_lower_case = {one.lower(): one for one in known}
-    meant = ALSO_CALLED.get(name.lower())
+    meant = ALSO_CALLED.get(name.lower().replace("_", "-"))
     if meant and meant.split()[0] in in_lower_case:
         return meant
     close = difflib.get_close_matches(name.lower(), in_lower_case, n=1, cutoff=0.65)
@@ -163,4 +164,4 @@ def installing(extra: str) -> str:
     root = Path(__file__).parents[2]
     if not (root / "constraints.txt").exists():
         return f"pip install 'ccfa[{extra}]'"
-    return f"pip install -c {root}/constraints.txt -e '{root}[{extra}]'"
+    return shlex.join(["pip", "install", "-c", f"{root}/constraints.txt", "-e", f"{root}[{extra}]"])

@@ -218,6 +218,8 @@ def test_impossible_options_are_refused():
         for value in (0.0, -1.0, 1.5, float("nan")):
             with pytest.raises(UsageError, match=option):
                 factory(**{option: value})
+    with pytest.raises(UsageError, match="power=1"):
+        fecam(unit=True)
     for name in NAMES:
         with pytest.raises(UsageError, match="first of"):
             METHODS[name](first="other")

@@ -132,6 +132,9 @@ def test_the_first_stage_gives_a_lower_bound(clock):
     display.on_stage(RESOLVED.stages[0], RESULT)
     train(display, clock, 60, steps=3)
     assert "about" in display.words(LAST)
+    frozen = Display(resolve(Experiment("fetril", scenario="4,3,3")), StatusLines(plain))
+    train(frozen, clock, 60, steps=3, stage=RESOLVED.stages[0])
+    assert "about" in frozen.words(LAST)  # features train faster than images
 
 
 def test_stored_rate_serves_a_continued_run(plain, clock):
@@ -167,8 +170,10 @@ def board(clock):
 def test_sweep_says_how_many_runs_are_done_and_left(board):
     board.plan([("a", 100.0), ("b", 100.0), ("c", 50.0)], num_done=5)
     assert board.texts() == ["5/8 runs done"]
-    board.at_work("a", 100.0, 200.0)
-    board.at_work("b", 0.0, math.nan)  # it waits
+    board.at_work("a", 100.0, 200.0, "at least")
+    assert board.texts() == ["5/8 runs done, at least 5 min 00 s left"]
+    board.at_work("a", 100.0, 200.0, "about")
+    board.at_work("b", 0.0, math.nan, "about")  # it waits
     assert board.texts() == ["5/8 runs done, about 5 min 00 s left"]  # a and b 200 s, then c 100 s
     board.end("a", is_finished=True, has_failed=False)
     board.end("b", is_finished=False, has_failed=True)

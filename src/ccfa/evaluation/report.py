@@ -35,8 +35,8 @@ COSTS: dict[str, Cost] = {
     ),
     "minutes": Cost(
         "minutes",
-        "wall-clock time of all stages, evaluation included; a first stage taken from another run counts as there, in "
-        "older reports as zero",
+        "wall-clock time of all stages, evaluation included; a first stage taken from another run counts with the time "
+        "that its training took there, or with zero in reports made before that was stored",
         2,
     ),
 }

@@ -76,7 +76,7 @@ def learn_first_stage(
         learner.network.head.drop_auxiliary()
         learner.method.reduce_network(learner.network)
         take_over(trained_network(learner.network), weights)
-        leave_out(-seconds)
+        leave_out(spent() - seconds)  # also what this run itself had trained of it
     learner.conclude()
     on_learned()
 

@@ -221,7 +221,7 @@ class Recorder:
         self.audience = audience
         self.stop = stop
         self.interval = 60 * running.checkpoint_minutes
-        self.data_dir = running.data_dir
+        self.running = running
         self.rows: list[dict[str, Any]] = []  # the results of the stages that are done
         self.seconds_before = 0.0  # spent on those stages, also by processes that were stopped
         self.stage_began = self.last_saved = time.monotonic()
@@ -328,9 +328,10 @@ class Recorder:
 
     @property
     def _how_to_continue(self) -> str:
-        data_dir = f" --data-dir {shlex.quote(str(self.data_dir))}" if self.data_dir else ""
-        plugins = "".join(f" --plugin {shlex.quote(name)}" for name in loaded_plugins())
-        return f"Continue with: ccfa resume {shlex.quote(str(self.directory.path))}{data_dir}{plugins}"
+        folders = {"--data-dir": self.running.data_dir, "--first-stages": self.running.first_stages}
+        options = [word for name, folder in folders.items() if folder for word in (name, str(folder))]
+        options += [word for name in loaded_plugins() for word in ("--plugin", name)]
+        return "Continue with: " + shlex.join(["ccfa", "resume", str(self.directory.path), *options])
 
 
 def _place(progress: Progress) -> dict[str, Any]:

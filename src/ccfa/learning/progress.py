@@ -290,6 +290,7 @@ class Watch(Observer):
         self.work = work
         self.pace = Pace()
         self.num_done = 0  # stages
+        self.later_are_slower = False  # as where they train the backbone beside the old one
 
     @abstractmethod
     def is_due(self) -> bool:
@@ -340,9 +341,9 @@ class Watch(Observer):
 
     @property
     def bound(self) -> str:
-        """How to read an estimate: later stages, which often also run the old network, may not be measured yet."""
+        """How to read an estimate: slower stages may be ahead that are not measured yet."""
         is_measured = len(self.work) - self.num_done < 2 or not all(is_first for is_first, _ in self.pace.speeds)
-        return "about" if is_measured else "at least"
+        return "at least" if self.later_are_slower and not is_measured else "about"
 
 
 class ProgressLine(Watch):

@@ -83,10 +83,13 @@ def fecam(
         power: The exponent of Tukey's transform of the features; 1 leaves them as they are.
         alpha1: The weight of the mean variance in the shrinkage of covariances.
         alpha2: The weight of the mean covariance in the shrinkage of covariances.
-        unit: Normalise features before all else and shrink once, as published for transformers.
+        unit: Normalise features before all else and shrink once, as published for transformers, with `power=1` and
+            `alpha2=0`. It needs a power of 1.
     """
     if not 0 < power <= 1:
         raise UsageError(f"power must be above 0 and at most 1, got {power}.")
+    if unit and power != 1:
+        raise UsageError(f"unit=true needs power=1, got power={power}: a power changes the length of unit vectors.")
     return frozen_after(
         first_stage(recipe, first, milestones),
         partial(MahalanobisHead, power=power, unit=unit),

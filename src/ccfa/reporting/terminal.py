@@ -31,6 +31,7 @@ from ccfa.learning.progress import (
     planned_work,
     roughly,
 )
+from ccfa.methods.parts import is_frozen
 from ccfa.reporting.tables import percent, plain
 
 BROKEN_PIPE_CODE = 141  # 128 + SIGPIPE, as of a command that knows nothing of pipes
@@ -168,6 +169,7 @@ class Display(Shown):
     def __init__(self, resolved: Resolved, lines: StatusLines, name: str = "") -> None:
         work = [planned_work(resolved.method, resolved.train, stage) for stage in resolved.stages]
         super().__init__(work, lines, name)
+        self.later_are_slower = not is_frozen(resolved.method, resolved.stages[0])
         self.told: tuple[int, str] | None = None  # the stage and phase whose end was shown
         self.other_rule = "nearest_mean" if rule_name(resolved.method.predict) == "logits" else "logits"
 
@@ -221,16 +223,17 @@ class Board(StatusLines):
         self.num_runs = self.num_done = self.num_failed = 0
         self.images: dict[str, float] = {}  # that each run which has not ended will train on
         self.left: dict[str, float] = {}  # seconds, of the runs at work
+        self.bounds: dict[str, str] = {}  # whether that is "about" or "at least" so long
         self.seconds_per_image = math.nan
 
     def plan(self, runs: Sequence[tuple[str, float]], num_done: int) -> None:
         """Take the names of the runs that are left with the images they train on, and how many are done."""
         self.images, self.num_done, self.num_runs = dict(runs), num_done, num_done + len(runs)
 
-    def at_work(self, name: str, images: float, seconds: float) -> None:
+    def at_work(self, name: str, images: float, seconds: float, bound: str) -> None:
         """Take the images and the seconds that are left to a run; NaN if the time is unknown yet."""
         with self.lock:
-            self.left[name] = seconds
+            self.left[name], self.bounds[name] = seconds, bound
             if images > 0 and seconds > 0:
                 self.seconds_per_image = seconds / images
 
@@ -239,6 +242,7 @@ class Board(StatusLines):
         with self.lock:
             self.remove(name)
             self.left.pop(name, None)
+            self.bounds.pop(name, None)
             self.images.pop(name, None)
             self.num_done += is_finished
             self.num_failed += has_failed
@@ -256,12 +260,18 @@ class Board(StatusLines):
 
     def estimate(self, seconds: float, bound: str) -> None:
         """Say once how long all runs will take."""
-        super().estimate(self.seconds_left(), bound)
+        super().estimate(self.seconds_left(), self.bound)
+
+    @property
+    def bound(self) -> str:
+        """How to read the estimate of all runs."""
+        with self.lock:
+            return "at least" if "at least" in self.bounds.values() else "about"
 
     def texts(self) -> list[str]:
         seconds = self.seconds_left()
         failed = f", {self.num_failed} failed" if self.num_failed else ""
-        left = "" if math.isnan(seconds) else f", about {roughly(seconds)} left"
+        left = "" if math.isnan(seconds) else f", {self.bound} {roughly(seconds)} left"
         head = [f"{self.num_done}/{self.num_runs} runs done{failed}{left}"] if self.num_runs else []
         return [*head, *super().texts()]
 
@@ -275,7 +285,8 @@ class SweepDisplay(Display):
 
     def show(self, line: str, activity: str = "") -> None:
         work = self.work[self.num_done :]
-        self.board.at_work(self.name, self.pace.images_left(work), self.pace.seconds_left(work, self.num_done))
+        left = self.pace.images_left(work), self.pace.seconds_left(work, self.num_done)
+        self.board.at_work(self.name, *left, self.bound)
         super().show(line, activity)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ccfa.data import Stage
-from ccfa.errors import ModelError, Notice, UsageError, installing
+from ccfa.errors import ModelError, Notice, UsageError
 from ccfa.experiments import Run
 from ccfa.experiments.running import Audience
 from ccfa.learning import Progress
@@ -152,7 +152,7 @@ def require_tracker(running: Running) -> None:
     if running.track and find_spec(running.track) is None:
         raise UsageError(
             f"--track {running.track} needs the package {running.track}, which is not installed. "
-            f"Install it with: {installing(running.track)} (or pip install {running.track}), or leave --track out."
+            f"Install it with: pip install {running.track}, or leave --track out."
         )
     if running.track == "swanlab" and running.at_once > 1:
         raise UsageError("swanlab tracks one run at a time: use --at-once 1, or another tracker.")
