@@ -49,7 +49,7 @@ def test_another_experiment_is_refused_with_both_values(run):
 
 def test_a_new_run_is_refused_in_a_run_directory(run):
     for refuse in (lambda: enter(run.path, new=True), run.require_new):
-        with pytest.raises(UsageError, match=rf"ccfa resume {run.path}"):
+        with pytest.raises(UsageError, match="--reuse"):
             refuse()
 
 

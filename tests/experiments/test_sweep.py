@@ -17,6 +17,7 @@ from ccfa.experiments.sweep import experiments_of, run_all, sweep
 from ccfa.files import locked
 from ccfa.kernels.graphs import Lane, own_stream
 from ccfa.learning import Learner
+from ccfa.learning.progress import WAITING
 from ccfa.methods import METHODS
 from ccfa.settings import Experiment, Grid, Running
 from toy_runs import Silent, StopAfter, toy_resolved
@@ -256,6 +257,24 @@ def test_runs_that_need_not_wait_go_first(tmp_path):
     assert begun[-1] is same
     assert [one.resolved for one in outcomes] == resolved
     assert all(one.report.finished for one in outcomes)
+
+
+def test_a_first_stage_that_was_begun_is_continued(tmp_path):
+    begun = toy_resolved("podnet")
+    other = begun._replace(experiment=replace(begun.experiment, memory=7))  # another name, the same first stage
+    running = Running(device="cpu", at_once=2, first_stages=tmp_path / "first-stages")
+    with pytest.raises(Stopped):
+        run_all([begun], tmp_path / "runs", running, lambda *_: Silent(), stop=StopAfter(2))
+    audiences = {}
+
+    def audience(one, directory):
+        audiences[one.experiment.name] = Silent()
+        return audiences[one.experiment.name]
+
+    run_all([other, begun], tmp_path / "runs", running, audience)
+    continued, waited = audiences[begun.experiment.name], audiences[other.experiment.name]
+    assert WAITING not in continued.activities
+    assert continued.num_batches > waited.num_batches  # the rest of the first stage
 
 
 def test_a_failed_run_is_not_waited_for(tmp_path):

@@ -7,10 +7,12 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
-from ccfa.experiments import Run
+from ccfa.experiments import Run, running
+from ccfa.experiments.running import Stop
 from ccfa.methods import METHODS
 from children import started, wait
 from digests import run_digest
@@ -135,6 +137,21 @@ def test_each_signal_stops_between_two_steps_and_no_step_is_lost(place, undistur
     audience = Silent()
     assert finish(place / "run", audience=audience) == undisturbed
     assert audience.num_batches == len(STEPS) - 2 * len(codes)
+
+
+def test_a_signal_that_is_sent_twice_stops_once(monkeypatch):
+    stop, now = Stop(), 100.0
+    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: now))
+    stop.heed(signal.SIGINT, None)
+    stop.heed(signal.SIGINT, None)
+    assert stop.asked() == 130
+    now += 2
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stop.heed(signal.SIGINT, None)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(

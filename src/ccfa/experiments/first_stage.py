@@ -31,7 +31,20 @@ from ccfa.plugins import plugins_digest
 LAYERS = ("data", "kernels", "models", "losses", "augmentation", "methods", "learning")
 
 
-_turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+_turns: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+_taken: dict[int, Path] = {}  # whose turn each thread has
+
+
+def take_turn(path: Path) -> None:
+    """Let this thread be the one that learns a first stage, unless another thread is."""
+    if _turns[path].acquire(blocking=False):
+        _taken[threading.get_ident()] = path
+
+
+def leave_turn() -> None:
+    """Let another thread learn the first stage that this one had the turn for."""
+    if path := _taken.pop(threading.get_ident(), None):
+        _turns[path].release()
 
 
 def learn_first_stage(
@@ -51,10 +64,13 @@ def learn_first_stage(
     `spent` returns the seconds that this run has spent on the stage, and `leave_out` takes seconds away from them:
     those of waiting. A run that takes the weights adds the seconds of their training, so that costs can be compared.
     """
-    began, turn = time.monotonic(), _turns[str(path)]
-    if turn.locked():
-        learner.observer.on_activity(stage, WAITING)
-    with turn:
+    began, me = time.monotonic(), threading.get_ident()
+    if _taken.get(me) != path:
+        if _turns[path].locked():
+            learner.observer.on_activity(stage, WAITING)
+        _turns[path].acquire()
+        _taken[me] = path
+    try:
         leave_out(time.monotonic() - began)
         learner.on_pause()  # the runs may have been stopped meanwhile
         learner.begin(stage)
@@ -77,6 +93,8 @@ def learn_first_stage(
         learner.method.reduce_network(learner.network)
         take_over(trained_network(learner.network), weights)
         leave_out(spent() - seconds)  # also what this run itself had trained of it
+    finally:
+        leave_turn()
     learner.conclude()
     on_learned()
 

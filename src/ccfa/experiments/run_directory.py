@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import re
-import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -141,7 +140,7 @@ class Run:
     def _exists(self) -> UsageError:
         message = f"{self.path} exists already and is not changed. Choose another directory with --out"
         if self.is_begun():
-            message += f", or continue its run with `ccfa resume {shlex.quote(str(self.path))}` or --reuse"
+            message += ", or repeat the command with --reuse, which continues the run unless it is finished"
         return UsageError(f"{message}.")
 
     def is_begun(self) -> bool:

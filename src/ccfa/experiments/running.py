@@ -30,7 +30,7 @@ from ccfa.data import ImageSet, Stage
 from ccfa.errors import CcfaError, DivergedError, ModelError, Notice, ResourceError, Stopped, UsageError
 from ccfa.evaluation import BYTES_PER_MB, Numbers, Report, accuracy, rule_name
 from ccfa.experiments.experiment import Resolved, resolve
-from ccfa.experiments.first_stage import first_stage_key, learn_first_stage, stored_at
+from ccfa.experiments.first_stage import first_stage_key, learn_first_stage, leave_turn, stored_at
 from ccfa.experiments.run_directory import CHECKPOINTS_KEPT, ERRORS, METRICS, Checkpoint, Run, differences, two_columns
 from ccfa.files import require_place
 from ccfa.learning import Learner, Observer, Progress
@@ -58,6 +58,7 @@ PHASE_SECONDS = 10.0  # the end of a phase is stored unless the last checkpoint 
 NETWORKS_PER_CHECKPOINT = 4  # the network, the previous one, the first one, and momentum
 DECIDES_BITS = ("ccfa", "commit", "torch", "timm", "numpy", "device", "threads", "acceleration", "processes")
 TIME_LIMIT_CODE = 75
+SAME_SIGNAL = 1.0  # seconds in which a second Ctrl-C is not one of its own
 # Clusters send SIGUSR1 or SIGUSR2 some time before they end a job.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 HEEDED = tuple(signal.Signals[name] for name in _NAMES if name in signal.Signals.__members__)  # Windows has two
@@ -391,6 +392,8 @@ def _learn_all(resolved: Resolved, recorder: Recorder, first_stages: Path | None
         require_place(first_stages)
         first_stages = stored_at(first_stages, first_stage_key(resolved, learner.acceleration, learner.device))
     _continue(resolved, recorder)
+    if recorder.rows:
+        leave_turn()  # it has its first stage
     try:
         for stage in stages[len(recorder.rows) :]:
             end = functools.partial(_end_stage, resolved, recorder, stage, evaluator)
@@ -584,6 +587,7 @@ class Stop:
 
     def __init__(self, max_minutes: float | None = None) -> None:
         self.code: int | None = None
+        self.heeded_at = -math.inf
         self.deadline = time.monotonic() + 60 * max_minutes if max_minutes is not None else None
 
     def asked(self) -> int | None:
@@ -593,11 +597,15 @@ class Stop:
         return self.code
 
     def heed(self, number: int, frame: FrameType | None) -> None:
-        """A signal's handler: the first one asks to stop, a second Ctrl-C aborts, a third ends the process."""
-        if self.code is not None and number == signal.SIGINT:
+        """A signal's handler: the first one asks to stop, a second Ctrl-C aborts, a third ends the process.
+
+        A Ctrl-C that follows another at once is the same: some programs send it to a process and to its group.
+        """
+        is_same = self.code == 128 + number and time.monotonic() - self.heeded_at < SAME_SIGNAL
+        if self.code is not None and number == signal.SIGINT and not is_same:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             raise KeyboardInterrupt
-        self.code = 128 + number
+        self.code, self.heeded_at = 128 + number, time.monotonic()
 
 
 class AgreedStop(Stop):

@@ -15,7 +15,7 @@ from ccfa.data import load_parts
 from ccfa.errors import CcfaError, Stopped, UsageError, choose, unknown
 from ccfa.evaluation import Report
 from ccfa.experiments.experiment import Resolved, build_method, canonical, experiment_method, resolve
-from ccfa.experiments.first_stage import first_stage_key, stored_at
+from ccfa.experiments.first_stage import first_stage_key, leave_turn, stored_at, take_turn
 from ccfa.experiments.run_directory import ERRORS, Run, left_alone
 from ccfa.experiments.running import Audience, Stop, acceleration_of, finished, run
 from ccfa.files import locked, make_folder
@@ -168,7 +168,8 @@ def run_all(
 ) -> list[Outcome]:
     """Run experiments, `running.at_once` at a time, each in a directory of `out`.
 
-    A run that fails does not stop the others; `stop` stops them all. A run whose first stage another one is training
+    A run that fails does not stop the others; `stop` stops them all. Runs that were begun before go first: one of them
+    may have trained a part of a first stage that others wait for. A run whose first stage another one is training
     begins after runs that need not wait. Each run draws from its own generators, so runs at once differ from runs alone
     only in the order in which the device works.
     """
@@ -176,7 +177,8 @@ def run_all(
         raise UsageError(f"At least one run must be at work at a time, got {running.at_once}.")
     running = replace(running, at_once=min(running.at_once, len(experiments) or 1))  # reports say who shared the device
     stopping, (device, acceleration) = stop or Stop(), acceleration_of(running)
-    waiting, choosing = list(range(len(experiments))), threading.Lock()
+    begun = [bool(Run(out / one.experiment.name).checkpoint_numbers()) for one in experiments]
+    waiting, choosing = sorted(range(len(experiments)), key=lambda number: not begun[number]), threading.Lock()
     firsts: dict[int, Path] = {}  # where the first stages are stored, by the number of the run
     if folder := running.first_stages:
         keys = (first_stage_key(resolved, acceleration, device) for resolved in experiments)
@@ -191,6 +193,7 @@ def run_all(
             waiting.remove(number)
             if number in firsts:
                 training.add(firsts[number])
+                take_turn(firsts[number])
             return number
 
     def work() -> tuple[int, Outcome]:
@@ -209,6 +212,7 @@ def run_all(
             error = CcfaError(f"{type(ended).__name__}: {ended}. The traceback is in {place}.")
             error.__cause__ = ended
         training.discard(firsts.get(number))  # if it failed, another one has to train it
+        leave_turn()
         outcome = Outcome(resolved, directory, report, error)
         on_end(outcome)
         if isinstance(error, Stopped):

@@ -85,7 +85,10 @@ def backbone_builder(choice: str | BackboneBuilder | nn.Module) -> BackboneBuild
             from ccfa.models.pretrained import Timm  # which is built on this module
 
             return Timm(choice.removeprefix("timm:"))
-        return choose("backbone", choice, BACKBONES)
+        try:
+            return choose("backbone", choice, BACKBONES)
+        except UsageError as error:
+            raise UsageError(f"{error} Networks of timm, most of them pretrained, are called timm:NAME.") from None
     if isinstance(choice, nn.Module):
         module = require_backbone(choice)
 
