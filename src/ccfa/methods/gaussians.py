@@ -83,13 +83,11 @@ def fecam(
         power: The exponent of Tukey's transform of the features; 1 leaves them as they are.
         alpha1: The weight of the mean variance in the shrinkage of covariances.
         alpha2: The weight of the mean covariance in the shrinkage of covariances.
-        unit: Normalise features before all else and shrink once, as published for transformers, with `power=1` and
-            `alpha2=0`. It needs a power of 1.
+        unit: Take means and covariances of unit vectors, and shrink once: published for transformers, with `power=1`
+            and `alpha2=0`.
     """
     if not 0 < power <= 1:
         raise UsageError(f"power must be above 0 and at most 1, got {power}.")
-    if unit and power != 1:
-        raise UsageError(f"unit=true needs power=1, got power={power}: a power changes the length of unit vectors.")
     return frozen_after(
         first_stage(recipe, first, milestones),
         partial(MahalanobisHead, power=power, unit=unit),
@@ -123,7 +121,7 @@ class MahalanobisHead(LateHead):
     """Minus the squared distance |A_c (f' - m_c)|^2, where f' is the unit vector of the transformed feature.
 
     A_c' A_c is the inverse of the covariance of class c. There is one A if the classes have a common covariance. m_c is
-    the transformed mean as a unit vector. With `unit`, features are unit vectors from the start, and m_c is their mean.
+    the transformed mean as a unit vector. With `unit`, m_c is the mean of the unit vectors.
     """
 
     factors: Tensor  # A (classes or 1, dim, dim)
@@ -137,9 +135,9 @@ class MahalanobisHead(LateHead):
         self.factors = nn.Buffer(torch.empty(0, dim, dim))
 
     def transformed(self, features: Tensor) -> Tensor:
-        """Tukey's transform f^power; of a negative feature, minus that of its absolute value."""
-        features = F.normalize(features) if self.unit else features
-        return features if self.power == 1 else features.sign() * features.abs().pow(self.power)
+        """Tukey's transform f^power, minus that of the absolute value if f < 0; with `unit`, scaled to length 1."""
+        features = features if self.power == 1 else features.sign() * features.abs().pow(self.power)
+        return F.normalize(features) if self.unit else features
 
     def similarities(self, features: Tensor) -> Tensor:
         """-|A_c (f' - m_c)|^2."""
