@@ -30,9 +30,8 @@ from ccfa.plugins import plugins_digest
 # The layers whose code decides a first stage.
 LAYERS = ("data", "kernels", "models", "losses", "augmentation", "methods", "learning")
 
-
 _turns: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
-_taken: dict[int, Path] = {}  # whose turn each thread has
+_taken: dict[int, Path] = {}  # the first stage that each thread has the turn for
 
 
 def take_turn(path: Path) -> None:
