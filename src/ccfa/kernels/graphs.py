@@ -98,13 +98,20 @@ def own_stream(device: torch.device) -> Iterator[None]:
         del _HERE.lanes[number]
 
 
-def aside(name: str, device: torch.device, compute: Callable[[], T]) -> Callable[[], T]:
+def aside(name: str, device: torch.device, compute: Callable[[], T], lane: Lane | None = None) -> Callable[[], T]:
     """Compute a value on a side stream: in a capture, a branch of the graph.
+
+    Args:
+        name: The name of the branch.
+        device: The GPU.
+        compute: Makes the value.
+        lane: Whose branch it is, if not this thread's: backward runs in a thread that all runs share.
 
     Returns:
         A function that makes the main stream wait for the value and returns it. It must be called within the capture.
     """
-    main, side, done = torch.cuda.current_stream(device), lane_here(device).branch(name), torch.cuda.Event()
+    main, done = torch.cuda.current_stream(device), torch.cuda.Event()
+    side = (lane or lane_here(device)).branch(name)
     side.wait_stream(main)
     with torch.cuda.stream(side):
         value = compute()

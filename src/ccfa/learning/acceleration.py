@@ -17,8 +17,10 @@ from torch import Generator, Tensor, nn, optim
 from ccfa.data import ImageSet
 from ccfa.errors import ResourceError, UsageError
 from ccfa.kernels.graphs import StepFunction, aside, captured
+from ccfa.kernels.resnet import chain_features
 from ccfa.models import Backbone, Branches, Features, Network
 from ccfa.models.backbone import MapMixing
+from ccfa.models.resnet import as_chain
 
 MAX_VARIANTS = 128  # of a compiled function: a few for each backbone
 TINY = 16 * 16  # numbers in an image
@@ -69,15 +71,25 @@ class Acceleration:
             return Features(tuple(level[:0] for level in maps), embedding[:0])
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)
-        # Compiled as a function of the backbone, so that one compilation serves every stage's network and every branch.
-        forward = _compiled(_forward) if self.compile else _forward
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             if isinstance(backbone, Branches):
-                features = backbone.joined(lambda branch: forward(branch, images, mixing))
+                features = backbone.joined(lambda branch: self._forward(branch, images, mixing))
             else:
-                features = forward(backbone, images, mixing)
+                features = self._forward(backbone, images, mixing)
         embedding = features.embedding
         return Features(features.maps, embedding.to(torch.promote_types(embedding.dtype, torch.float32)))
+
+    def _forward(self, backbone: Backbone, images: Tensor, mixing: MapMixing | None) -> Features:
+        """By our own kernels if they know the backbone, else compiled if compilation is on."""
+        if not self.compile:
+            return _forward(backbone, images, mixing)
+        if self.precision == "bf16" and mixing is None and images.is_cuda and (chain := as_chain(backbone)):
+            found = chain_features(chain, images)
+            if found:
+                return Features(*found)
+        # Compiled as a function of the backbone, so that one compilation serves every stage's network and every branch.
+        features: Features = _compiled(_forward)(backbone, images, mixing)
+        return features
 
     def fused(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """A function of tensors as few kernels, where compilation is on."""

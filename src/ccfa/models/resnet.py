@@ -1,5 +1,6 @@
 """One ResNet builder; each published network is one set of options."""
 
+import itertools
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -8,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ccfa.kernels import Conv3x3, normalised
-from ccfa.models.backbone import BACKBONES, ChainBackbone
+from ccfa.kernels.resnet import Chain, Unit
+from ccfa.models.backbone import BACKBONES, Backbone, ChainBackbone
 
 
 class Block(nn.Module):
@@ -35,6 +37,11 @@ class Block(nn.Module):
         else:
             conv = nn.Conv2d(channels, out, 1, stride, bias=False)
             self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(out), *([nn.ReLU()] if rectified else []))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its shortcut has no parameters and no branch ends in a ReLU."""
+        return not self.rectified and isinstance(self.shortcut, nn.Identity | PadShortcut)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = self.shortcut(x)  # first: the order decides how backward adds up, and so the last bits
@@ -100,6 +107,25 @@ def _stem(kind: str, channels: int, width: int) -> list[nn.Module]:
     conv = nn.Conv2d(channels, width, 7, 2, padding=3, bias=False) if seven else Conv3x3(channels, width)
     stem = [conv, nn.BatchNorm2d(width), nn.ReLU()]
     return [*stem, nn.MaxPool2d(3, stride=2, padding=1)] if kind.endswith("pool") else stem
+
+
+def as_chain(backbone: Backbone) -> Chain | None:
+    """The backbone as our kernels see it, or None if it is made of other parts."""
+    if type(backbone) is not ChainBackbone:
+        return None
+    levels = [list(level.children()) for level in backbone.levels]
+    (conv, norm, relu), *rest = levels[0][:3], levels[0][3:], *levels[1:]
+    blocks = [block for level in rest for block in level if isinstance(block, Block) and block.is_plain]
+    if not (isinstance(conv, Conv3x3) and isinstance(norm, nn.BatchNorm2d) and isinstance(relu, nn.ReLU)):
+        return None
+    if len(blocks) < sum(map(len, rest)):
+        return None
+    units = [
+        Unit(conv, norm),
+        *(unit for block in blocks for unit in (Unit(block.conv1, block.norm1), Unit(block.conv2, block.norm2))),
+    ]
+    ends = itertools.accumulate(map(len, rest), initial=-1)
+    return Chain(tuple(units), tuple(block.relu for block in blocks), tuple(ends)[1:])
 
 
 @torch.no_grad()

@@ -1,0 +1,185 @@
+"""Kernels in CUDA C++: compiled for this GPU by NVRTC, which torch brings along, and launched through the driver.
+
+The machine code is kept on disk beside torch's own, so that each source is compiled once on a machine.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+OPTIONS = ("--std=c++17", "--use_fast_math")
+SHARED_MEMORY_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+SHARED_MEMORY_SHARE = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent
+EARLY_START = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+Argument = Tensor | int | float | ctypes.Structure | None
+"""Of a kernel; None is a null pointer."""
+_LOADING = threading.Lock()
+
+
+class CompileError(RuntimeError):
+    """NVRTC is missing or refuses a source."""
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16)]
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("num_attributes", ctypes.c_uint),
+    ]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A function of a loaded module."""
+
+    function: ctypes.c_void_p
+    can_start_early: bool
+
+    def __call__(
+        self, grid: Sequence[int], threads: int, *arguments: Argument, shared: int = 0, early: bool = False
+    ) -> None:
+        """Launch on the current stream. Tensors are passed as pointers, whole numbers as int, others as float.
+
+        Args:
+            grid: The number of blocks in each direction.
+            threads: The number of threads of a block.
+            arguments: Those of the kernel.
+            shared: Bytes of dynamic shared memory of a block.
+            early: Whether it may start before the kernel launched before it has ended. It must wait for that itself,
+                with `griddepcontrol.wait`. GPUs before Hopper ignore this.
+        """
+        values = [_as_c(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        attribute = _Attribute(EARLY_START, 0, (1,))
+        launch = _Launch(
+            (*grid, *(1,) * (3 - len(grid))),
+            (threads, 1, 1),
+            shared,
+            torch.cuda.current_stream().cuda_stream,
+            ctypes.pointer(attribute),
+            early and self.can_start_early,
+        )
+        _check(_driver().cuLaunchKernelEx(ctypes.byref(launch), self.function, pointers, None))
+
+
+def _as_c(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float | ctypes.Structure:
+    if isinstance(argument, ctypes.Structure):
+        return argument
+    if argument is None or isinstance(argument, Tensor):
+        return ctypes.c_void_p(None if argument is None else argument.data_ptr())
+    return ctypes.c_int(argument) if isinstance(argument, int) else ctypes.c_float(argument)
+
+
+def kernel(source: str, name: str, shared: int = 0, **constants: int) -> Kernel:
+    """A kernel of a source in this folder, on the current device.
+
+    Args:
+        source: The name of the file.
+        name: The name of the kernel, declared `extern "C"`.
+        shared: The most dynamic shared memory, in bytes, that it will be launched with.
+        constants: Macros that the source reads.
+    """
+    return _kernel(torch.cuda.current_device(), source, name, shared, tuple(sorted(constants.items())))
+
+
+@functools.cache
+def _kernel(device: int, source: str, name: str, shared: int, constants: tuple[tuple[str, int], ...]) -> Kernel:
+    with _LOADING:
+        module = _module(device, source, constants)
+    function = ctypes.c_void_p()
+    _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
+    # Kernels that divide a multiprocessor's memory in different ways cannot run on it together.
+    _check(_driver().cuFuncSetAttribute(function, SHARED_MEMORY_SHARE, 100))
+    if shared > 48 * 1024:
+        _check(_driver().cuFuncSetAttribute(function, SHARED_MEMORY_LIMIT, shared))
+    return Kernel(function, torch.cuda.get_device_capability(device) >= (9, 0))
+
+
+@functools.cache
+def _module(device: int, source: str, constants: tuple[tuple[str, int], ...]) -> ctypes.c_void_p:
+    major, minor = torch.cuda.get_device_capability(device)
+    code = files("ccfa.kernels").joinpath(source).read_text()
+    options = [f"--gpu-architecture=sm_{major}{minor}", *OPTIONS, *(f"-D{key}={value}" for key, value in constants)]
+    key = hashlib.sha256("\0".join([code, *options, str(torch.version.cuda)]).encode()).hexdigest()
+    stored = _cache_folder() / f"{Path(source).stem}-{key[:32]}.cubin"
+    try:
+        binary = stored.read_bytes()
+    except OSError:
+        binary = _compiled(code, source, options)
+        _store(stored, binary)
+    module = ctypes.c_void_p()
+    torch.cuda.current_stream(device).query()  # makes this thread use the device
+    _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
+    return module
+
+
+def _cache_folder() -> Path:
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return Path(folder) / "ccfa" if folder else Path.home() / ".cache" / "ccfa" / "kernels"
+
+
+def _store(path: Path, binary: bytes) -> None:
+    """Write the file whole or not at all; where it cannot be written, the next process compiles again."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(binary)
+        os.replace(name, path)
+    except OSError:
+        pass
+
+
+def _compiled(code: str, name: str, options: Sequence[str]) -> bytes:
+    nvrtc, program = _nvrtc(), ctypes.c_void_p()
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), code.encode(), name.encode(), 0, None, None)
+    given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    failed, size = nvrtc.nvrtcCompileProgram(program, len(options), given), ctypes.c_size_t()
+    kind = "ProgramLog" if failed else "CUBIN"
+    getattr(nvrtc, f"nvrtcGet{kind}Size")(program, ctypes.byref(size))
+    result = ctypes.create_string_buffer(size.value)
+    getattr(nvrtc, f"nvrtcGet{kind}")(program, result)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    if failed:
+        raise CompileError(f"NVRTC refuses {name}:\n{result.value.decode()}")
+    return result.raw
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    release = (torch.version.cuda or "").split(".")[0]
+    for name in (f"libnvrtc.so.{release}", "libnvrtc.so", f"nvrtc64_{release}0_0.dll"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise CompileError("There is no NVRTC, which comes with torch's CUDA builds.")
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+
+
+def _check(status: int) -> None:
+    if status:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(text))
+        raise RuntimeError(f"CUDA error {status}: {(text.value or b'unknown').decode()}")

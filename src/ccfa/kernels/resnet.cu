@@ -1,0 +1,878 @@
+// A narrow ResNet's training step as one kernel per convolution, and its evaluation as one kernel.
+//
+// Maps are (image, row, column, channel) in bfloat16. A block works on one image: it loads the map that the convolution
+// reads into shared memory, with a border of zeros, and multiplies it with the weights on tensor cores. What surrounds
+// a convolution happens while its input is loaded or its result is stored, so that no map is read only for that:
+//
+//   forward   load: batch norm of the previous convolution's result, shortcut, ReLU; store: sums for the next batch norm
+//   backward  load: batch norm's gradient; store: shortcut's gradient, ReLU's mask, sums for the next batch norm
+//
+// Sums over the batch are added up as whole numbers, by atomic additions: nothing depends on the order in which blocks
+// run, so that the same step gives the same bits. A kernel may start before the one before it has ended, on the GPUs
+// that can do this; it reads nothing of it before `wait_for_others`.
+
+typedef unsigned int u32;
+typedef unsigned short bf16;  // never used for arithmetic
+
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int GRADIENT_THREADS = 384;  // of `weight_gradient`
+
+extern __shared__ __align__(16) char shared[];
+
+// ---------------------------------------------------------------------------------------------------------- numbers
+
+__device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+__device__ __forceinline__ u32 pair_of(float first, float second) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+
+struct Eight { float at[8]; };  // channels, as they stand in 16 bytes
+
+__device__ __forceinline__ Eight unpacked(uint4 octet) {
+  return {low(octet.x), high(octet.x), low(octet.y), high(octet.y),
+          low(octet.z), high(octet.z), low(octet.w), high(octet.w)};
+}
+
+__device__ __forceinline__ uint4 packed(const Eight &v) {
+  return make_uint4(pair_of(v.at[0], v.at[1]), pair_of(v.at[2], v.at[3]), pair_of(v.at[4], v.at[5]),
+                    pair_of(v.at[6], v.at[7]));
+}
+
+struct Four { float at[4]; };
+
+__device__ __forceinline__ Four four(const bf16 *place) {
+  uint2 quad = *reinterpret_cast<const uint2 *>(place);
+  return {low(quad.x), high(quad.x), low(quad.y), high(quad.y)};
+}
+
+__device__ __forceinline__ void store(bf16 *place, const Four &v) {
+  *reinterpret_cast<uint2 *>(place) = make_uint2(pair_of(v.at[0], v.at[1]), pair_of(v.at[2], v.at[3]));
+}
+
+// ----------------------------------------------------------------------------------------------------- tensor cores
+
+__device__ __forceinline__ u32 shared_address(const void *place) {
+  return static_cast<u32>(__cvta_generic_to_shared(place));
+}
+
+__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+
+__device__ __forceinline__ void load_transposed(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void copy_ahead(char *to, const char *from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from));
+}
+
+__device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;"); }
+
+__device__ __forceinline__ void wait_for_others() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");  // only now, so that whatever came before this kernel has ended
+#endif
+}
+
+// A convolution of one image. COUT is a multiple of 16; the result has SIDE x SIDE pixels. Each warp computes 16
+// channels of TILES tiles of 16 pixels. A thread has rows `lane / 4` and `lane / 4 + 8` of a tile, and of each the four
+// channels from 4 * (lane % 4) on: the columns of the weights are stored in an order that makes it so.
+template <int CIN_, int COUT_, int SIDE_, int STRIDE_>
+struct Convolution {
+  static constexpr int CIN = CIN_, COUT = COUT_, SIDE = SIDE_, STRIDE = STRIDE_;
+  static constexpr int FROM = SIDE * STRIDE, WIDTH = FROM + 2;  // of the map that is read, and with its border
+  static constexpr int PITCH = 2 * CIN + 16;                    // bytes of a pixel, such that no banks conflict
+  static constexpr int MAP_BYTES = WIDTH * WIDTH * PITCH, WEIGHT_BYTES = 9 * CIN * COUT * 2;
+  static constexpr int WARPS_N = COUT / 16, WARPS_M = WARPS / WARPS_N, TILES = SIDE * SIDE / 16 / WARPS_M;
+  static constexpr int STEPS = CIN / 16;  // of 16 channels for each of the 9 taps
+
+  float sums[TILES][2][4];
+
+  __device__ __forceinline__ static int channel() { return threadIdx.x / 32 % WARPS_N * 16 + threadIdx.x % 4 * 4; }
+  __device__ __forceinline__ static int pixel(int tile, int half) {
+    return (threadIdx.x / 32 / WARPS_N * TILES + tile) * 16 + threadIdx.x % 32 / 4 + 8 * half;
+  }
+  __device__ __forceinline__ static char *at(char *map, int row, int column) {
+    return map + ((row + 1) * WIDTH + column + 1) * PITCH;
+  }
+  __device__ __forceinline__ Four result(int tile, int half) const {
+    return {sums[tile][0][2 * half], sums[tile][0][2 * half + 1], sums[tile][1][2 * half],
+            sums[tile][1][2 * half + 1]};
+  }
+
+  __device__ __forceinline__ void run(const char *map, const char *weights) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first = warp / WARPS_N * TILES * 16 + lane % 16;  // the pixel whose row this lane points to
+    const u32 source = shared_address(map) + (first / SIDE * WIDTH + first % SIDE) * STRIDE * PITCH + lane / 16 * 16;
+    const uint4 *columns = reinterpret_cast<const uint4 *>(weights) + warp % WARPS_N * 32 + lane;
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+      for (int i = 0; i < 8; i++) sums[tile][i / 4][i % 4] = 0.f;
+#pragma unroll
+    for (int tap = 0; tap < 9; tap++)
+#pragma unroll
+      for (int step = 0; step < STEPS; step++) {
+        const uint4 b = columns[(tap * STEPS + step) * WARPS_N * 32];
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+          const int down = tile * 16 / SIDE * STRIDE + tap / 3, right = tile * 16 % SIDE * STRIDE + tap % 3;
+          u32 a[4];
+          load_matrices(a, source + (down * WIDTH + right) * PITCH + step * 32);
+          multiply_add(sums[tile][0], a, b.x, b.y);
+          multiply_add(sums[tile][1], a, b.z, b.w);
+        }
+      }
+  }
+};
+
+template <class C>
+__device__ __forceinline__ void copy_weights(char *shared, const bf16 *weights) {
+  for (int i = threadIdx.x * 16; i < C::WEIGHT_BYTES; i += THREADS * 16)
+    copy_ahead(shared + i, reinterpret_cast<const char *>(weights) + i);
+}
+
+template <class C>
+__device__ __forceinline__ void clear_border(char *map, int threads) {
+  constexpr int OCTETS = C::CIN / 8, EDGE = C::WIDTH - 1;
+  for (int i = threadIdx.x; i < 4 * EDGE * OCTETS; i += threads) {
+    const int place = i / OCTETS % EDGE, side = i / OCTETS / EDGE;
+    const int row = side == 0 ? 0 : side == 1 ? EDGE : side == 2 ? place + 1 : place;
+    const int column = side == 0 ? place : side == 1 ? place + 1 : side == 2 ? 0 : EDGE;
+    *reinterpret_cast<uint4 *>(map + (row * C::WIDTH + column) * C::PITCH + i % OCTETS * 16) = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// ------------------------------------------------------------------------------------------- batch norm and its sums
+
+struct Norm {
+  const float *weight, *bias;
+  float *running_mean, *running_var;
+  long long *batches;
+  float *moments;  // (2, C): mean and inverse deviation of the batch, for backward
+};
+
+// Sums as whole numbers: of results and their squares, with steps of 2^-20, and of gradients, with steps of 2^-40. The
+// variance is added to eps = 1e-5, beside which the steps are small; no finite sum of a network that learns is as large
+// as 2^31 times the smallest number of pixels, and beyond it sums stay at their limit.
+typedef unsigned long long u64;
+constexpr float RESULT_STEPS = 1048576.f, GRADIENT_STEPS = 1099511627776.f, LIMIT = 4503599627370496.f;  // 2^52
+
+__device__ __forceinline__ float sum_of(const u64 *sum, float steps) {
+  return float(static_cast<long long>(*sum)) / steps;
+}
+
+// Scale and shift of each channel, (2, C), from its sum and that of its squares; the first block keeps what others need.
+template <int C>
+__device__ __forceinline__ void scale_and_shift(const u64 *sums, const Norm &norm, float count, float eps,
+                                                float momentum, float *to) {
+  if (threadIdx.x < C) {
+    const int c = threadIdx.x;
+    const float mean = sum_of(sums + c, RESULT_STEPS) / count;
+    const float variance = fmaxf(sum_of(sums + C + c, RESULT_STEPS) / count - mean * mean, 0.f);
+    const float inverse = rsqrtf(variance + eps), scale = norm.weight[c] * inverse;
+    to[c] = scale;
+    to[C + c] = norm.bias[c] - mean * scale;
+    if (blockIdx.x == 0) {
+      norm.moments[c] = mean;
+      norm.moments[C + c] = inverse;
+      norm.running_mean[c] += momentum * (mean - norm.running_mean[c]);
+      norm.running_var[c] += momentum * (variance * (count / (count - 1.f)) - norm.running_var[c]);
+      if (c == 0) norm.batches[0]++;
+    }
+  }
+}
+
+__device__ __forceinline__ void add(u64 *to, float value, float steps) {
+  const float whole = fminf(fmaxf(value * steps, -LIMIT), LIMIT);
+  atomicAdd(to, static_cast<u64>(static_cast<long long>(whole)));
+}
+
+// Add this image's sums of four channels' values and of their products, from all threads of a convolution.
+template <class C>
+__device__ __forceinline__ void add_sums(const Four &sum, const Four &product, float *scratch, u64 *to, float steps) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    float value = i < 4 ? sum.at[i % 4] : product.at[i % 4];
+    value += __shfl_xor_sync(~0u, value, 4);
+    value += __shfl_xor_sync(~0u, value, 8);
+    value += __shfl_xor_sync(~0u, value, 16);
+    if (lane < 4) scratch[(warp / C::WARPS_N * 2 + i / 4) * C::COUT + C::channel() + i % 4] = value;
+  }
+  __syncthreads();
+  if (threadIdx.x < 2 * C::COUT) {
+    float all = 0.f;
+#pragma unroll
+    for (int i = 0; i < C::WARPS_M; i++) all += scratch[i * 2 * C::COUT + threadIdx.x];
+    add(to + threadIdx.x, all, steps);
+  }
+}
+
+// What a block needs to know of the sum that forms the trunk: where the shortcut comes from.
+enum Shortcut { NONE = 0, SAME = 1, HALVED = 2 };  // HALVED: every second pixel, and zeros in the upper channels
+
+// ------------------------------------------------------------------------------------------------------------ forward
+
+template <class C>
+__device__ __forceinline__ void convolve_and_store(char *map, const char *weights, float *scratch, bf16 *result,
+                                                   u64 *result_sums) {
+  C convolution;
+  convolution.run(map, weights);
+  Four sum = {}, squares = {};
+#pragma unroll
+  for (int tile = 0; tile < C::TILES; tile++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const Four v = convolution.result(tile, half);
+      store(result + (blockIdx.x * C::SIDE * C::SIDE + C::pixel(tile, half)) * C::COUT + C::channel(), v);
+#pragma unroll
+      for (int i = 0; i < 4; i++) sum.at[i] += v.at[i], squares.at[i] += v.at[i] * v.at[i];
+    }
+  add_sums<C>(sum, squares, scratch, result_sums, RESULT_STEPS);
+}
+
+template <class C>
+__device__ __forceinline__ void forward(const bf16 *__restrict__ y, const u64 *y_sums, const Norm &norm, float eps,
+                                        float momentum, const bf16 *__restrict__ shortcut, int kind, int relu,
+                                        bf16 *trunk, const bf16 *weights, bf16 *result, u64 *result_sums) {
+  char *map = shared, *own_weights = shared + C::MAP_BYTES;
+  float *scratch = reinterpret_cast<float *>(own_weights + C::WEIGHT_BYTES);
+  constexpr int OCTETS = C::CIN / 8, PIXELS = C::FROM * C::FROM, LOADS = PIXELS * OCTETS / THREADS;
+  const int octet = threadIdx.x % OCTETS, first = threadIdx.x / OCTETS;
+  copy_weights<C>(own_weights, weights);
+  clear_border<C>(map, THREADS);
+  wait_for_others();
+  uint4 loaded[LOADS], added[LOADS];
+#pragma unroll
+  for (int i = 0; i < LOADS; i++) {
+    const int pixel = first + i * (THREADS / OCTETS), place = blockIdx.x * PIXELS + pixel;
+    loaded[i] = reinterpret_cast<const uint4 *>(y)[place * OCTETS + octet];
+    added[i] = make_uint4(0, 0, 0, 0);
+    if (kind == SAME) added[i] = reinterpret_cast<const uint4 *>(shortcut)[place * OCTETS + octet];
+    if (kind == HALVED && octet < OCTETS / 2) {
+      const int row = pixel / C::FROM * 2, column = pixel % C::FROM * 2;
+      const int wide = (blockIdx.x * 2 * C::FROM + row) * 2 * C::FROM + column;
+      added[i] = reinterpret_cast<const uint4 *>(shortcut)[wide * (OCTETS / 2) + octet];
+    }
+  }
+  scale_and_shift<C::CIN>(y_sums, norm, float(gridDim.x) * PIXELS, eps, momentum, scratch);
+  __syncthreads();
+  float scale[8], shift[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) scale[i] = scratch[octet * 8 + i], shift[i] = scratch[C::CIN + octet * 8 + i];
+#pragma unroll
+  for (int i = 0; i < LOADS; i++) {
+    const int pixel = first + i * (THREADS / OCTETS);
+    Eight v = unpacked(loaded[i]), more = unpacked(added[i]);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      v.at[k] = scale[k] * v.at[k] + shift[k] + more.at[k];
+      if (relu) v.at[k] = fmaxf(v.at[k], 0.f);
+    }
+    const uint4 value = packed(v);
+    *reinterpret_cast<uint4 *>(C::at(map, pixel / C::FROM, pixel % C::FROM) + octet * 16) = value;
+    if (trunk) reinterpret_cast<uint4 *>(trunk)[(blockIdx.x * PIXELS + pixel) * OCTETS + octet] = value;
+  }
+  copies_done();
+  __syncthreads();
+  convolve_and_store<C>(map, own_weights, scratch, result, result_sums);
+}
+
+#define FORWARD(NAME, CIN, COUT, SIDE, STRIDE)                                                                       \
+  extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
+      NAME(const bf16 *y, const u64 *y_sums, Norm norm, float eps, float momentum, const bf16 *shortcut, int kind,   \
+           int relu, bf16 *trunk, const bf16 *weights, bf16 *result, u64 *result_sums) {                             \
+    forward<Convolution<CIN, COUT, SIDE, STRIDE>>(y, y_sums, norm, eps, momentum, shortcut, kind, relu, trunk,       \
+                                                  weights, result, result_sums);                                     \
+  }
+FORWARD(forward_16, 16, 16, 32, 1)
+FORWARD(forward_16_32, 16, 32, 16, 2)
+FORWARD(forward_32, 32, 32, 16, 1)
+FORWARD(forward_32_64, 32, 64, 8, 2)
+FORWARD(forward_64, 64, 64, 8, 1)
+
+// An image, (channels, 32, 32) in float32 with these strides, as a map of 16 channels of which the last are 0.
+template <class C>
+__device__ __forceinline__ void load_image(char *map, const float *images, int image, int channels, int by_channel,
+                                           int by_pixel, int threads) {
+  for (int pixel = threadIdx.x; pixel < C::FROM * C::FROM; pixel += threads) {
+    Eight v = {};
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      if (k < channels)
+        v.at[k] = images[image * channels * C::FROM * C::FROM + k * by_channel + pixel * by_pixel];
+    uint4 *place = reinterpret_cast<uint4 *>(C::at(map, pixel / C::FROM, pixel % C::FROM));
+    place[0] = packed(v);
+    place[1] = make_uint4(0, 0, 0, 0);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    forward_stem(const float *images, int channels, int by_channel, int by_pixel, const bf16 *weights, bf16 *result,
+                 u64 *result_sums) {
+  using C = Convolution<16, 16, 32, 1>;
+  char *own_weights = shared + C::MAP_BYTES;
+  clear_border<C>(shared, THREADS);
+  wait_for_others();
+  copy_weights<C>(own_weights, weights);
+  load_image<C>(shared, images, blockIdx.x, channels, by_channel, by_pixel, THREADS);
+  copies_done();
+  __syncthreads();
+  convolve_and_store<C>(shared, own_weights, reinterpret_cast<float *>(own_weights + C::WEIGHT_BYTES), result,
+                        result_sums);
+}
+
+// The end: the last map, (8, 8, 64), and its mean over pixels.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    forward_end(const bf16 *y, const u64 *y_sums, Norm norm, float eps, float momentum, const bf16 *shortcut,
+                int relu, bf16 *trunk, float *embedding) {
+  constexpr int C = 64, PIXELS = 64, QUADS = C / 4, GROUPS = THREADS / QUADS;
+  __shared__ float scratch[GROUPS * C], scales[2 * C];
+  wait_for_others();
+  scale_and_shift<C>(y_sums, norm, float(gridDim.x) * PIXELS, eps, momentum, scales);
+  __syncthreads();
+  const int channel = threadIdx.x % QUADS * 4, group = threadIdx.x / QUADS;
+  Four sum = {};
+#pragma unroll
+  for (int pixel = group; pixel < PIXELS; pixel += GROUPS) {
+    const int place = (blockIdx.x * PIXELS + pixel) * C + channel;
+    Four v = four(y + place), more = four(shortcut + place);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      v.at[i] = scales[channel + i] * v.at[i] + scales[C + channel + i] + more.at[i];
+      if (relu) v.at[i] = fmaxf(v.at[i], 0.f);
+      sum.at[i] += v.at[i];
+    }
+    store(trunk + place, v);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) scratch[group * C + channel + i] = sum.at[i];
+  __syncthreads();
+  if (threadIdx.x < C) {
+    float all = 0.f;
+    for (int i = 0; i < GROUPS; i++) all += scratch[i * C + threadIdx.x];
+    embedding[blockIdx.x * C + threadIdx.x] = all / PIXELS;
+  }
+}
+
+// ----------------------------------------------------------------------------------------------------------- backward
+
+// The gradient of a batch norm's input is c0 * gradient + c1 * y + c2 for each channel: the sums are those of the
+// gradient and of gradient * normalised y, which are the gradients of bias and weight as well.
+struct Coefficients { float c0, c1, c2; };
+
+__device__ __forceinline__ Coefficients coefficients(const u64 *sums, const float *weight, const float *moments,
+                                                     float count, int channels, int c) {
+  const float mean = moments[c], inverse = moments[channels + c], scale = weight[c] * inverse;
+  const float by_y = -scale * inverse * sum_of(sums + channels + c, GRADIENT_STEPS) / count;
+  return {scale, by_y, -scale * sum_of(sums + c, GRADIENT_STEPS) / count - by_y * mean};
+}
+
+struct Before {  // the batch norm whose result the convolution's input is made of, and its own input
+  const bf16 *y;
+  const float *weight, *bias, *moments;
+};
+
+enum Mask { ALL = 0, BY_NORM = 1, BY_TRUNK = 2 };  // where a ReLU lets the gradient pass: where this is positive
+
+__device__ __forceinline__ void add(Four &v, uint2 quad) {
+  v.at[0] += low(quad.x), v.at[1] += high(quad.x), v.at[2] += low(quad.y), v.at[3] += high(quad.y);
+}
+
+__device__ __forceinline__ uint2 quad_at(const bf16 *place) { return *reinterpret_cast<const uint2 *>(place); }
+
+// C is the convolution from the gradient of the result to that of the input; DILATED for a forward stride of 2.
+template <class C, bool DILATED>
+__device__ __forceinline__ void backward(const bf16 *__restrict__ gradient, const u64 *sums, const bf16 *__restrict__ y,
+                                         const float *weight, const float *moments, const bf16 *weights,
+                                         const bf16 *__restrict__ shortcut, int kind, const bf16 *__restrict__ external,
+                                         const bf16 *__restrict__ trunk, int mask, const Before &before,
+                                         bf16 *__restrict__ result, u64 *result_sums) {
+  char *map = shared, *own_weights = shared + C::MAP_BYTES;
+  float *scratch = reinterpret_cast<float *>(own_weights + C::WEIGHT_BYTES);
+  constexpr int SIDE = DILATED ? C::FROM / 2 : C::FROM, PIXELS = SIDE * SIDE;
+  constexpr int OCTETS = C::CIN / 8, LOADS = PIXELS * OCTETS / THREADS;
+  const int octet = threadIdx.x % OCTETS, first = threadIdx.x / OCTETS;
+  copy_weights<C>(own_weights, weights);
+  if (DILATED) {
+    for (int i = threadIdx.x * 16; i < C::MAP_BYTES; i += THREADS * 16)
+      *reinterpret_cast<uint4 *>(map + i) = make_uint4(0, 0, 0, 0);
+  } else {
+    clear_border<C>(map, THREADS);
+  }
+  wait_for_others();
+  uint4 given[LOADS], input[LOADS];
+#pragma unroll
+  for (int i = 0; i < LOADS; i++) {
+    const int place = (blockIdx.x * PIXELS + first + i * (THREADS / OCTETS)) * OCTETS + octet;
+    given[i] = reinterpret_cast<const uint4 *>(gradient)[place];
+    input[i] = reinterpret_cast<const uint4 *>(y)[place];
+  }
+  if (threadIdx.x < C::CIN) {
+    const int c = threadIdx.x;
+    const Coefficients own = coefficients(sums, weight, moments, float(gridDim.x) * PIXELS, C::CIN, c);
+    scratch[c] = own.c0, scratch[C::CIN + c] = own.c1, scratch[2 * C::CIN + c] = own.c2;
+  }
+  __syncthreads();
+  float c0[8], c1[8], c2[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    c0[i] = scratch[octet * 8 + i];
+    c1[i] = scratch[C::CIN + octet * 8 + i];
+    c2[i] = scratch[2 * C::CIN + octet * 8 + i];
+  }
+#pragma unroll
+  for (int i = 0; i < LOADS; i++) {
+    const int pixel = first + i * (THREADS / OCTETS);
+    const Eight from = unpacked(given[i]), value = unpacked(input[i]);
+    Eight v;
+#pragma unroll
+    for (int k = 0; k < 8; k++) v.at[k] = c0[k] * from.at[k] + c1[k] * value.at[k] + c2[k];
+    const int row = pixel / SIDE * (DILATED + 1), column = pixel % SIDE * (DILATED + 1);
+    *reinterpret_cast<uint4 *>(C::at(map, row, column) + octet * 16) = packed(v);
+  }
+  copies_done();
+  __syncthreads();
+
+  C convolution;
+  convolution.run(map, own_weights);
+  const int channel = C::channel();
+  float mean[4], inverse[4], scale[4], shift[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    mean[i] = before.moments[channel + i];
+    inverse[i] = before.moments[C::COUT + channel + i];
+    scale[i] = before.weight[channel + i] * inverse[i];
+    shift[i] = before.bias[channel + i] - mean[i] * scale[i];
+  }
+  Four sum = {}, products = {};
+  constexpr int AHEAD = 2;  // tiles whose numbers are asked for together, since each answer takes long
+#pragma unroll
+  for (int tile = 0; tile < C::TILES; tile += AHEAD) {
+    uint2 values[2 * AHEAD], from_shortcut[2 * AHEAD], from_outside[2 * AHEAD], signs[2 * AHEAD];
+#pragma unroll
+    for (int i = 0; i < 2 * AHEAD; i++) {
+      const int pixel = C::pixel(tile + i / 2, i % 2), row = pixel / C::SIDE, column = pixel % C::SIDE;
+      const int place = (blockIdx.x * C::SIDE * C::SIDE + pixel) * C::COUT + channel;
+      values[i] = quad_at(before.y + place);
+      from_shortcut[i] = from_outside[i] = signs[i] = make_uint2(0, 0);
+      if (kind == SAME) from_shortcut[i] = quad_at(shortcut + place);
+      if (kind == HALVED && row % 2 == 0 && column % 2 == 0) {
+        const int narrow = (blockIdx.x * (C::SIDE / 2) + row / 2) * (C::SIDE / 2) + column / 2;
+        from_shortcut[i] = quad_at(shortcut + narrow * 2 * C::COUT + channel);
+      }
+      if (external) from_outside[i] = quad_at(external + place);
+      if (mask == BY_TRUNK) signs[i] = quad_at(trunk + place);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * AHEAD; i++) {
+      Four v = convolution.result(tile + i / 2, i % 2), value = {}, sign = {};
+      add(v, from_shortcut[i]);
+      add(v, from_outside[i]);
+      add(value, values[i]);
+      add(sign, signs[i]);
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        if (mask == BY_NORM) sign.at[k] = scale[k] * value.at[k] + shift[k];
+        if (mask != ALL && !(sign.at[k] > 0.f)) v.at[k] = 0.f;
+        sum.at[k] += v.at[k];
+        products.at[k] += v.at[k] * (value.at[k] - mean[k]) * inverse[k];
+      }
+      const int place = (blockIdx.x * C::SIDE * C::SIDE + C::pixel(tile + i / 2, i % 2)) * C::COUT + channel;
+      store(result + place, v);
+    }
+  }
+  add_sums<C>(sum, products, scratch, result_sums, GRADIENT_STEPS);
+}
+
+#define BACKWARD(NAME, CIN, COUT, SIDE, DILATED)                                                                    \
+  extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                          \
+      NAME(const bf16 *gradient, const u64 *sums, const bf16 *y, const float *weight, const float *moments,         \
+           const bf16 *weights, const bf16 *shortcut, int kind, const bf16 *external, const bf16 *trunk, int mask,  \
+           Before before, bf16 *result, u64 *result_sums) {                                                         \
+    backward<Convolution<CIN, COUT, SIDE, 1>, DILATED>(gradient, sums, y, weight, moments, weights, shortcut, kind, \
+                                                       external, trunk, mask, before, result, result_sums);         \
+  }
+BACKWARD(backward_16, 16, 16, 32, false)
+BACKWARD(backward_32_16, 32, 16, 32, true)
+BACKWARD(backward_32, 32, 32, 16, false)
+BACKWARD(backward_64_32, 64, 32, 16, true)
+BACKWARD(backward_64, 64, 64, 8, false)
+
+// Where backward starts: the gradient of the last map, of which the embedding is the mean.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    backward_start(const float *of_embedding, const bf16 *external, const bf16 *trunk, int mask, Before before,
+                   bf16 *result, u64 *result_sums) {
+  constexpr int C = 64, PIXELS = 64, QUADS = C / 4, GROUPS = THREADS / QUADS;
+  __shared__ float scratch[2][GROUPS][C];
+  const int channel = threadIdx.x % QUADS * 4, group = threadIdx.x / QUADS;
+  Four sum = {}, products = {};
+#pragma unroll
+  for (int pixel = group; pixel < PIXELS; pixel += GROUPS) {
+    const int place = (blockIdx.x * PIXELS + pixel) * C + channel;
+    const Four value = four(before.y + place);
+    Four v = {}, more = {}, sign = {};
+    if (external) more = four(external + place);
+    if (mask == BY_TRUNK) sign = four(trunk + place);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      v.at[i] = of_embedding[blockIdx.x * C + channel + i] / PIXELS + more.at[i];
+      if (mask == BY_TRUNK && !(sign.at[i] > 0.f)) v.at[i] = 0.f;
+      sum.at[i] += v.at[i];
+      products.at[i] += v.at[i] * (value.at[i] - before.moments[channel + i]) * before.moments[C + channel + i];
+    }
+    store(result + place, v);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) scratch[0][group][channel + i] = sum.at[i], scratch[1][group][channel + i] = products.at[i];
+  __syncthreads();
+  if (threadIdx.x < 2 * C) {
+    float all = 0.f;
+    for (int i = 0; i < GROUPS; i++) all += scratch[threadIdx.x / C][i][threadIdx.x % C];
+    add(result_sums + threadIdx.x, all, GRADIENT_STEPS);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- gradients of weights
+
+struct Layer {  // of which a weight's gradient is wanted
+  const bf16 *x;                               // what the convolution read, or
+  const float *x_weight, *x_bias, *x_moments;  // if given: what was normalised and rectified before it read it
+  const bf16 *gradient, *y;                    // of the normalised result, and the result
+  const float *weight, *moments;               // of its batch norm
+  const u64 *sums;
+};
+struct Layers { Layer at[4]; };
+
+// parts[split][layer]: what the images of a split add to the gradient of (out, 3, 3, in). A warp has 16 of the results'
+// channels, one row of the kernel, and a part of the pixels where there are warps enough. The next image is read from
+// memory while this one is multiplied.
+template <int CIN, int COUT, int SIDE, int STRIDE, bool IMAGE>
+__device__ __forceinline__ void weight_gradient(const Layer &layer, const float *images, int channels, int by_channel,
+                                                int by_pixel, int num, float *parts) {
+  using C = Convolution<CIN, COUT, SIDE, STRIDE>;
+  constexpr int PIXELS = SIDE * SIDE, PITCH = 2 * COUT + 16, MS = COUT / 16, SPLITS = 4 / MS, TILES = CIN / 8;
+  constexpr int OCTETS = CIN / 8, OUT_OCTETS = COUT / 8;
+  constexpr int CHUNKS = C::FROM * C::FROM * OCTETS, OUT_CHUNKS = PIXELS * OUT_OCTETS;
+  constexpr int LOADS = (CHUNKS + GRADIENT_THREADS - 1) / GRADIENT_THREADS;
+  constexpr int OUT_LOADS = (OUT_CHUNKS + GRADIENT_THREADS - 1) / GRADIENT_THREADS;
+  char *map = shared, *gradients = shared + C::MAP_BYTES;
+  float *numbers = reinterpret_cast<float *>(gradients + PIXELS * PITCH);  // per channel: scale, shift, c0, c1, c2
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int down = warp % 3, m = warp / 3 % MS, split = warp / 3 / MS;
+  const int octet = threadIdx.x % OCTETS, out_octet = threadIdx.x % OUT_OCTETS;
+  const bool normalise = !IMAGE && layer.x_moments;
+
+  if (threadIdx.x < CIN && normalise) {
+    const int c = threadIdx.x;
+    const float scale = layer.x_weight[c] * layer.x_moments[CIN + c];
+    numbers[c] = scale, numbers[CIN + c] = layer.x_bias[c] - layer.x_moments[c] * scale;
+  }
+  if (threadIdx.x < COUT) {
+    const int c = threadIdx.x;
+    const Coefficients own = coefficients(layer.sums, layer.weight, layer.moments, float(num) * PIXELS, COUT, c);
+    float *to = numbers + 2 * CIN + c;
+    to[0] = own.c0, to[COUT] = own.c1, to[2 * COUT] = own.c2;
+  }
+  float sums[3][TILES][4];
+#pragma unroll
+  for (int i = 0; i < 3 * TILES * 4; i++) sums[i / 4 / TILES][i / 4 % TILES][i % 4] = 0.f;
+  clear_border<C>(map, GRADIENT_THREADS);
+
+  uint4 x[IMAGE ? 1 : LOADS], given[OUT_LOADS], y[OUT_LOADS];
+  auto load = [&](int image) {
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) {
+      const int chunk = threadIdx.x + i * GRADIENT_THREADS;
+      if (!IMAGE && chunk < CHUNKS) x[i] = reinterpret_cast<const uint4 *>(layer.x)[image * CHUNKS + chunk];
+    }
+#pragma unroll
+    for (int i = 0; i < OUT_LOADS; i++) {
+      const int chunk = threadIdx.x + i * GRADIENT_THREADS;
+      if (chunk < OUT_CHUNKS) {
+        given[i] = reinterpret_cast<const uint4 *>(layer.gradient)[image * OUT_CHUNKS + chunk];
+        y[i] = reinterpret_cast<const uint4 *>(layer.y)[image * OUT_CHUNKS + chunk];
+      }
+    }
+  };
+
+  const int begin = num * blockIdx.x / gridDim.x, end = num * (blockIdx.x + 1) / gridDim.x;
+  load(begin);
+  for (int image = begin; image < end; image++) {
+    __syncthreads();  // the maps of the image before are no longer needed
+    if (IMAGE) load_image<C>(map, images, image, channels, by_channel, by_pixel, GRADIENT_THREADS);
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) {
+      const int chunk = threadIdx.x + i * GRADIENT_THREADS, pixel = chunk / OCTETS;
+      if (IMAGE || chunk >= CHUNKS) continue;
+      uint4 value = x[i];
+      if (normalise) {
+        Eight v = unpacked(value);
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+          v.at[k] = fmaxf(numbers[octet * 8 + k] * v.at[k] + numbers[CIN + octet * 8 + k], 0.f);
+        value = packed(v);
+      }
+      *reinterpret_cast<uint4 *>(C::at(map, pixel / C::FROM, pixel % C::FROM) + octet * 16) = value;
+    }
+#pragma unroll
+    for (int i = 0; i < OUT_LOADS; i++) {
+      const int chunk = threadIdx.x + i * GRADIENT_THREADS;
+      if (chunk >= OUT_CHUNKS) continue;
+      Eight v = unpacked(given[i]);
+      const Eight value = unpacked(y[i]);
+      const float *own = numbers + 2 * CIN + out_octet * 8;
+#pragma unroll
+      for (int k = 0; k < 8; k++) v.at[k] = own[k] * v.at[k] + own[COUT + k] * value.at[k] + own[2 * COUT + k];
+      *reinterpret_cast<uint4 *>(gradients + chunk / OUT_OCTETS * PITCH + out_octet * 16) = packed(v);
+    }
+    __syncthreads();
+    if (image + 1 < end) load(image + 1);
+    const u32 from = shared_address(gradients) + (lane % 8 + lane / 16 * 8) * PITCH + (m * 16 + lane / 8 % 2 * 8) * 2;
+#pragma unroll 2
+    for (int step = split; step < PIXELS / 16; step += SPLITS) {
+      u32 a[4];
+      load_transposed(a, from + step * 16 * PITCH);
+      const int pixel = step * 16 + lane % 8 + lane / 8 % 2 * 8;
+      const u32 source = shared_address(map) + lane / 16 * 16 +
+                         ((pixel / SIDE * STRIDE + down) * C::WIDTH + pixel % SIDE * STRIDE) * C::PITCH;
+#pragma unroll
+      for (int right = 0; right < 3; right++)
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile += 2) {
+          u32 b[4];
+          load_transposed(b, source + right * C::PITCH + tile * 16);
+          multiply_add(sums[right][tile], a, b[0], b[1]);
+          multiply_add(sums[right][tile + 1], a, b[2], b[3]);
+        }
+    }
+  }
+
+  float *added = reinterpret_cast<float *>(shared);  // (COUT, 9, CIN), the maps are no longer needed
+  for (int turn = SPLITS - 1; turn >= 0; turn--) {
+    __syncthreads();
+    if (split == turn) {
+#pragma unroll
+      for (int i = 0; i < 3 * TILES * 4; i++) {
+        const int right = i / 4 / TILES, tile = i / 4 % TILES, part = i % 4;
+        const int out = m * 16 + lane / 4 + part / 2 * 8, c = tile * 8 + lane % 4 * 2 + part % 2;
+        const int place = (out * 9 + down * 3 + right) * CIN + c;
+        const float value = sums[right][tile][part] + (turn < SPLITS - 1 ? added[place] : 0.f);
+        if (turn > 0) {
+          added[place] = value;
+        } else if (!IMAGE) {
+          parts[(blockIdx.x * gridDim.y + blockIdx.y) * COUT * 9 * CIN + place] = value;
+        } else if (c < channels) {
+          parts[blockIdx.x * COUT * 9 * channels + (out * 9 + down * 3 + right) * channels + c] = value;
+        }
+      }
+    }
+  }
+}
+
+#define WEIGHTS(NAME, CIN, COUT, SIDE, STRIDE)                                                                       \
+  extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS) NAME(Layers layers, int num, float *parts) {        \
+    weight_gradient<CIN, COUT, SIDE, STRIDE, false>(layers.at[blockIdx.y], nullptr, 0, 0, 0, num, parts);            \
+  }
+WEIGHTS(weights_16, 16, 16, 32, 1)
+WEIGHTS(weights_16_32, 16, 32, 16, 2)
+WEIGHTS(weights_32, 32, 32, 16, 1)
+WEIGHTS(weights_32_64, 32, 64, 8, 2)
+WEIGHTS(weights_64, 64, 64, 8, 1)
+
+extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS)
+    weights_stem(Layer layer, const float *images, int channels, int by_channel, int by_pixel, int num, float *parts) {
+  weight_gradient<16, 16, 32, 1, true>(layer, images, channels, by_channel, by_pixel, num, parts);
+}
+
+// result = the sum of the parts, each of `size` numbers, in order.
+extern "C" __global__ void add_parts(const float *parts, int num, int size, float *result) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= size) return;
+  float sum = 0.f;
+#pragma unroll 4
+  for (int part = 0; part < num; part++) sum += parts[part * size + i];
+  result[i] = sum;
+}
+
+// ------------------------------------------------------------------------------------------------------------ weights
+
+struct Weights {  // of each convolution: (out, 3, 3, in) in float32
+  const float *at[40];
+  int in[40], out[40];
+  int start[40];  // where the convolution begins among all of them, in numbers
+};
+
+// The weights in bfloat16, in the order in which the lanes of a warp read them, 8 numbers a lane: for each tap and 16
+// channels to sum over, for each 16 channels of the result. `transposed` serves the gradient of the input. An image's
+// few channels are followed by zeros, up to 16.
+__device__ __forceinline__ void reorder(const float *weight, int in, int out, bool transposed, bf16 *to) {
+  const int sum_over = transposed ? out : max(in, 16), results = transposed ? in : out;
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < 9 * sum_over * results / 8; i += gridDim.x * blockDim.x) {
+    const int lane = i % 32, group = i / 32 % (results / 16), step = i / 32 / (results / 16);
+    const int tap = step / (sum_over / 16), column = lane / 4;
+    float v[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      const int tile = k / 4;
+      const int c = group * 16 + column / 2 * 4 + tile * 2 + column % 2;
+      const int from = step % (sum_over / 16) * 16 + lane % 4 * 2 + k / 2 % 2 * 8 + k % 2;
+      if (transposed)
+        v[k] = weight[(from * 9 + 8 - tap) * in + c];
+      else
+        v[k] = from < in ? weight[(c * 9 + tap) * in + from] : 0.f;
+    }
+    reinterpret_cast<uint4 *>(to)[i] =
+        make_uint4(pair_of(v[0], v[1]), pair_of(v[2], v[3]), pair_of(v[4], v[5]), pair_of(v[6], v[7]));
+  }
+}
+
+extern "C" __global__ void reorder_weights(Weights weights, bf16 *result, bf16 *transposed) {
+  const int layer = blockIdx.y, in = weights.in[layer], out = weights.out[layer];
+  reorder(weights.at[layer], in, out, false, result + weights.start[layer]);
+  if (transposed && in >= 16) reorder(weights.at[layer], in, out, true, transposed + weights.start[layer]);
+}
+
+// --------------------------------------------------------------------------------------------------------- evaluation
+
+struct Norms {  // of each convolution
+  const float *weight[40], *bias[40], *mean[40], *variance[40];
+  int channels[40], start[40];
+};
+
+// Batch norm in evaluation mode as a scale and a shift, (2, C) for each convolution.
+extern "C" __global__ void fold_norms(Norms norms, float eps, float *scales) {
+  const int layer = blockIdx.x, c = threadIdx.x, channels = norms.channels[layer];
+  if (c >= channels) return;
+  const float scale = norms.weight[layer][c] * rsqrtf(norms.variance[layer][c] + eps);
+  float *to = scales + 2 * norms.start[layer];
+  to[c] = scale;
+  to[channels + c] = norms.bias[layer][c] - norms.mean[layer][c] * scale;
+}
+
+struct Evaluation {
+  const bf16 *weights;  // of the next convolution
+  const float *scales;
+  char *own_weights;
+};
+
+// One convolution with the batch norm after it; `keep` gets each pixel's four channels.
+template <class C, class Keep>
+__device__ __forceinline__ void evaluated(Evaluation &now, const char *map, Keep keep) {
+  __syncthreads();  // the map is written, and the weights of the last convolution are no longer needed
+  copy_weights<C>(now.own_weights, now.weights);
+  const int channel = C::channel();
+  float scale[4], shift[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) scale[i] = now.scales[channel + i], shift[i] = now.scales[C::COUT + channel + i];
+  now.weights += C::WEIGHT_BYTES / 2;
+  now.scales += 2 * C::COUT;
+  copies_done();
+  __syncthreads();
+  C convolution;
+  convolution.run(map, now.own_weights);
+#pragma unroll
+  for (int tile = 0; tile < C::TILES; tile++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      Four v = convolution.result(tile, half);
+#pragma unroll
+      for (int i = 0; i < 4; i++) v.at[i] = scale[i] * v.at[i] + shift[i];
+      keep(C::pixel(tile, half), channel, v);
+    }
+}
+
+__device__ __forceinline__ Four rectified(Four v) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) v.at[i] = fmaxf(v.at[i], 0.f);
+  return v;
+}
+
+// A block from the trunk `from` to the trunk `to`, which may be the same place if nothing is halved.
+template <int CIN, int COUT, int SIDE, int STRIDE>
+__device__ __forceinline__ void evaluated_block(Evaluation &now, char *from, char *hidden, char *to, int relu,
+                                                bf16 *result) {
+  using First = Convolution<CIN, COUT, SIDE, STRIDE>;
+  using Second = Convolution<COUT, COUT, SIDE, 1>;
+  evaluated<First>(now, from, [&](int pixel, int channel, const Four &v) {
+    store(reinterpret_cast<bf16 *>(Second::at(hidden, pixel / SIDE, pixel % SIDE)) + channel, rectified(v));
+  });
+  evaluated<Second>(now, hidden, [&](int pixel, int channel, Four v) {
+    const int row = pixel / SIDE, column = pixel % SIDE;
+    if (channel < CIN) {
+      const Four more = four(reinterpret_cast<bf16 *>(First::at(from, row * STRIDE, column * STRIDE)) + channel);
+#pragma unroll
+      for (int i = 0; i < 4; i++) v.at[i] += more.at[i];
+    }
+    if (relu) v = rectified(v);
+    store(reinterpret_cast<bf16 *>(Second::at(to, row, column)) + channel, v);
+    if (result) store(result + (blockIdx.x * SIDE * SIDE + pixel) * COUT + channel, v);
+  });
+}
+
+struct Trunk {  // of each block: whether a ReLU follows the sum, and where the sum is stored, if anywhere
+  bf16 *at[20];
+  int relu[20];
+};
+
+// A whole network in evaluation mode, one image a block, all maps in shared memory.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    evaluate(const float *images, int channels, int by_channel, int by_pixel, const bf16 *weights, const float *scales,
+             int num_16, int num_32, int num_64, Trunk trunk, float *embedding) {
+  using Wide = Convolution<16, 16, 32, 1>;
+  using Middle = Convolution<32, 32, 16, 1>;
+  using Narrow = Convolution<64, 64, 8, 1>;
+  // Where maps and weights lie. Each width takes the place of the one before, except for the trunk that it starts from.
+  char *wide = shared, *wide_hidden = wide + Wide::MAP_BYTES;
+  char *narrow = shared, *narrow_hidden = narrow + Narrow::MAP_BYTES, *narrow_weights = narrow_hidden + Narrow::MAP_BYTES;
+  char *middle = narrow_weights + Narrow::WEIGHT_BYTES, *middle_hidden = wide_hidden;
+  Evaluation now = {weights, scales, wide_hidden + Wide::MAP_BYTES};
+  clear_border<Wide>(wide, THREADS);
+  clear_border<Wide>(wide_hidden, THREADS);
+  load_image<Wide>(wide_hidden, images, blockIdx.x, channels, by_channel, by_pixel, THREADS);
+  evaluated<Wide>(now, wide_hidden, [&](int pixel, int channel, const Four &v) {
+    store(reinterpret_cast<bf16 *>(Wide::at(wide, pixel / 32, pixel % 32)) + channel, rectified(v));
+  });
+  int block = 0;
+  for (; block < num_16; block++)
+    evaluated_block<16, 16, 32, 1>(now, wide, wide_hidden, wide, trunk.relu[block], trunk.at[block]);
+
+  __syncthreads();
+  clear_border<Middle>(middle, THREADS);
+  clear_border<Middle>(middle_hidden, THREADS);
+  now.own_weights = middle_hidden + Middle::MAP_BYTES;
+  evaluated_block<16, 32, 16, 2>(now, wide, middle_hidden, middle, trunk.relu[block], trunk.at[block]);
+  for (block++; block < num_16 + num_32; block++)
+    evaluated_block<32, 32, 16, 1>(now, middle, middle_hidden, middle, trunk.relu[block], trunk.at[block]);
+
+  __syncthreads();
+  clear_border<Narrow>(narrow, THREADS);
+  clear_border<Narrow>(narrow_hidden, THREADS);
+  now.own_weights = narrow_weights;
+  evaluated_block<32, 64, 8, 2>(now, middle, narrow_hidden, narrow, trunk.relu[block], trunk.at[block]);
+  for (block++; block < num_16 + num_32 + num_64; block++)
+    evaluated_block<64, 64, 8, 1>(now, narrow, narrow_hidden, narrow, trunk.relu[block], trunk.at[block]);
+  __syncthreads();
+  if (threadIdx.x < 64) {
+    float sum = 0.f;
+    for (int pixel = 0; pixel < 64; pixel++)
+      sum += low(reinterpret_cast<bf16 *>(Narrow::at(narrow, pixel / 8, pixel % 8))[threadIdx.x]);
+    embedding[blockIdx.x * 64 + threadIdx.x] = sum / 64;
+  }
+}

@@ -1,0 +1,410 @@
+"""A narrow ResNet, forward and backward, by the kernels of `resnet.cu`: one for each convolution, few besides."""
+
+import ctypes
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ccfa.kernels.cuda import CompileError, Kernel, kernel
+from ccfa.kernels.graphs import aside, lane_here
+
+THREADS, GRADIENT_THREADS = 256, 384  # of a block, as in resnet.cu
+SCRATCH = 1024  # bytes for sums, beside maps and weights
+GRADIENT_STEPS = 2.0**40  # of a sum of gradients, as in resnet.cu
+SIDES = {16: 32, 32: 16, 64: 8}  # of the maps of each width
+SPLITS = {16: 32, 32: 32, 64: 16}  # of a batch, for the gradients of weights; their last bits depend on it
+STEM_SPLITS = 128  # it comes last, when nothing else runs
+MAX_BATCH = 1024  # more images could take a sum of squares beyond its limit
+MAX_LAYERS = 4  # convolutions whose weights' gradients one kernel computes, while backward goes on
+NONE, SAME, HALVED = 0, 1, 2  # shortcuts
+ALL, BY_NORM, BY_TRUNK = 0, 1, 2  # what a ReLU's gradient is masked by
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A 3x3 convolution without bias and the batch norm after it."""
+
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Channels in and out; the few of an image count as 16."""
+        return max(self.conv.in_channels, 16), self.conv.out_channels
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A stem, with a ReLU, and blocks of two units whose sum with the shortcut is the trunk.
+
+    A shortcut is the trunk itself or, where a block halves the sides, every second pixel and zeros in the new channels.
+    """
+
+    units: tuple[Unit, ...]  # the stem's, then two for each block
+    relu: tuple[bool, ...]  # whether one follows the sum of each block
+    ends: tuple[int, ...]  # the blocks after which a level ends
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the kernels know these shapes: widths of 16, 32 and 64, and batch norms that keep statistics."""
+        widths = [unit.conv.out_channels for unit in self.units]
+        norms = [unit.norm for unit in self.units]
+        return (
+            sorted(widths) == widths
+            and set(widths) == set(SIDES)
+            and len(self.units) == 2 * len(self.relu) + 1 <= 40
+            and len(self.relu) <= 20
+            and self.units[0].conv.in_channels <= 4
+            and self.ends[-1] == len(self.relu) - 1
+            and all(unit.conv.stride == ((2, 2) if unit.shape[0] < unit.shape[1] else (1, 1)) for unit in self.units)
+            and all(norm.affine and norm.track_running_stats and norm.momentum is not None for norm in norms)
+            and len({(norm.eps, norm.momentum) for norm in norms}) == 1
+            and all(parameter.dtype == torch.float32 for parameter in self.parameters())
+        )
+
+    def parameters(self) -> list[Tensor]:
+        """The weights of all convolutions, then weight and bias of each batch norm."""
+        norms = [parameter for unit in self.units for parameter in (unit.norm.weight, unit.norm.bias)]
+        return [*(unit.conv.weight for unit in self.units), *norms]
+
+
+def chain_features(chain: Chain, images: Tensor) -> tuple[tuple[Tensor, ...], Tensor] | None:
+    """The maps at the ends of levels in bfloat16 and the embedding in float32, or None where no kernel can be used.
+
+    In training mode batch norms use and remember the batch's moments. In evaluation mode there are no gradients.
+    """
+    modes = {unit.norm.training for unit in chain.units}
+    training = modes == {True}
+    trains = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in chain.parameters())
+    suits = images.dtype == torch.float32 and images.shape[2:] == (32, 32) and not images.requires_grad
+    in_one_mode = len(modes) == 1 and (training or not trains)
+    if not (images.is_cuda and suits and in_one_mode and chain.is_known and _available()):
+        return None
+    if not training:
+        return _evaluated(chain, _Images.of(images))
+    if not 2 <= len(images) <= MAX_BATCH:
+        return None
+    *maps, embedding = _Chain.apply(chain, images, *chain.parameters())  # type: ignore[no-untyped-call]
+    return tuple(maps), embedding
+
+
+@functools.cache
+def _available() -> bool:
+    """Whether the kernels can be compiled for this GPU: tensor cores for bfloat16, and shared memory enough."""
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    enough = properties.shared_memory_per_block_optin >= EVALUATION_BYTES
+    if torch.version.cuda is None or properties.major < 8 or not enough:
+        return False
+    try:
+        kernel("resnet.cu", "add_parts")
+    except CompileError:
+        return False
+    return True
+
+
+def _map_bytes(channels: int, side: int) -> int:
+    """What a map with its border takes in shared memory."""
+    return (side + 2) ** 2 * (2 * channels + 16)
+
+
+EVALUATION_BYTES = 2 * _map_bytes(64, 8) + 2 * 9 * 64 * 64 + _map_bytes(32, 16)
+
+
+def _convolution(name: str, channels: int, out: int, side: int) -> tuple[Kernel, int]:
+    """A kernel that convolves a map of so many channels and this side, and the shared memory that it takes."""
+    shared = _map_bytes(channels, side) + 2 * 9 * channels * out + SCRATCH
+    return kernel("resnet.cu", name, shared), shared
+
+
+def _named(prefix: str, channels: int, out: int) -> str:
+    return f"{prefix}_{channels}" if channels == out else f"{prefix}_{channels}_{out}"
+
+
+class _Weights(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p * 40), *((name, ctypes.c_int * 40) for name in ("inputs", "outputs", "start"))]
+
+
+class _Norms(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p * 40) for name in ("weight", "bias", "mean", "variance")),
+        *((name, ctypes.c_int * 40) for name in ("channels", "start")),
+    ]
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("weight", "bias", "mean", "variance", "batches", "moments")]
+
+
+class _Before(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("y", "weight", "bias", "moments")]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_void_p)
+        for name in ("x", "x_weight", "x_bias", "x_moments", "gradient", "y", "weight", "moments", "sums")
+    ]
+
+
+class _Layers(ctypes.Structure):
+    _fields_ = [("at", _Layer * MAX_LAYERS)]
+
+
+class _Trunk(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p * 20), ("relu", ctypes.c_int * 20)]
+
+
+@dataclass(frozen=True)
+class _Images:
+    """Images and the strides in which they lie."""
+
+    pixels: Tensor
+    channels: int
+    by_channel: int
+    by_pixel: int
+
+    @classmethod
+    def of(cls, images: Tensor) -> "_Images":
+        channels_last = images.is_contiguous(memory_format=torch.channels_last)
+        pixels = images if channels_last else images.contiguous()
+        return cls(pixels, images.shape[1], *((1, images.shape[1]) if channels_last else (32 * 32, 1)))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.pixels, self.channels, self.by_channel, self.by_pixel))
+
+
+def _reordered(chain: Chain, transposed: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """Each convolution's weights as its kernel reads them, and for the gradient of its input."""
+    starts = _starts(math.prod(unit.shape) * 9 for unit in chain.units)
+    weights = [unit.conv.weight.detach().contiguous(memory_format=torch.channels_last) for unit in chain.units]
+    both = torch.empty(1 + transposed, starts[-1], dtype=torch.bfloat16, device=weights[0].device)
+    table = _Weights()
+    for index, (unit, weight) in enumerate(zip(chain.units, weights, strict=True)):
+        table.at[index], table.start[index] = weight.data_ptr(), starts[index]
+        table.inputs[index], table.outputs[index] = unit.conv.in_channels, unit.conv.out_channels
+    kernel("resnet.cu", "reorder_weights")((9, len(weights)), 256, table, both[0], both[1] if transposed else None)
+    sizes = [end - start for start, end in pairwise(starts)]
+    return list(both[0].split(sizes)), list(both[1].split(sizes)) if transposed else []
+
+
+def _starts(sizes: Iterator[int]) -> list[int]:
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + size)
+    return starts
+
+
+def _map(num: int, channels: int, device: torch.device) -> Tensor:
+    side = SIDES[channels]
+    shape = num, channels, side, side
+    return torch.empty(shape, dtype=torch.bfloat16, device=device, memory_format=torch.channels_last)
+
+
+def _evaluated(chain: Chain, images: _Images) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The features in evaluation mode: one kernel, and two that prepare the weights."""
+    num, device, blocks = len(images.pixels), images.pixels.device, chain.units[2::2]
+    weights, _ = _reordered(chain, transposed=False)
+    starts = _starts(unit.conv.out_channels for unit in chain.units)
+    scales = torch.empty(2 * starts[-1], device=device)
+    norms = _Norms()
+    for index, unit in enumerate(chain.units):
+        pointers = _pointers(unit.norm.weight, unit.norm.bias, unit.norm.running_mean, unit.norm.running_var)
+        for table, pointer in zip((norms.weight, norms.bias, norms.mean, norms.variance), pointers, strict=True):
+            table[index] = pointer
+        norms.channels[index], norms.start[index] = unit.conv.out_channels, starts[index]
+    kernel("resnet.cu", "fold_norms")((len(chain.units),), 64, norms, chain.units[0].norm.eps, scales)
+    maps = {block: _map(num, blocks[block].conv.out_channels, device) for block in chain.ends}
+    trunk = _Trunk()
+    for block, relu in enumerate(chain.relu):
+        trunk.relu[block] = relu
+        trunk.at[block] = maps[block].data_ptr() if block in maps else None
+    embedding = torch.empty(num, 64, device=device)
+    widths = [unit.conv.out_channels for unit in blocks]
+    counts = [widths.count(width) for width in SIDES]
+    evaluate = kernel("resnet.cu", "evaluate", EVALUATION_BYTES)
+    evaluate((num,), THREADS, *images, weights[0], scales, *counts, trunk, embedding, shared=EVALUATION_BYTES)
+    return tuple(maps.values()), embedding
+
+
+class _Chain(torch.autograd.Function):
+    """A chain in training mode."""
+
+    @staticmethod
+    def forward(ctx: Any, chain: Chain, images: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        run = ctx.run = Run(chain, _Images.of(images))
+        ctx.set_materialize_grads(False)
+        return tuple(output.detach() for output in run.forward())  # what the run keeps must not keep the run
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        *of_maps, of_embedding = gradients
+        found = ctx.run.parameter_gradients(of_maps, of_embedding)
+        wanted = ctx.needs_input_grad[2:]
+        return None, None, *(one if needed else None for one, needed in zip(found, wanted, strict=True))
+
+
+class Run:
+    """One forward pass, with what backward needs of it."""
+
+    def __init__(self, chain: Chain, images: _Images) -> None:
+        self.chain, self.images = chain, images
+        self.num, self.device = len(images.pixels), images.pixels.device
+        self.lane = lane_here(self.device)
+        self.weights, self.transposed = _reordered(chain, transposed=True)
+        norm = chain.units[0].norm
+        self.eps, self.momentum = norm.eps, float(norm.momentum or 0)
+        outs = [unit.conv.out_channels for unit in chain.units]
+        self.results = [_map(self.num, out, self.device) for out in outs]
+        # For each channel the sum of results and of their squares, and of gradients and of gradients times results.
+        sums, self.flat_gradient_sums = torch.zeros(2, 2 * sum(outs), dtype=torch.int64, device=self.device)
+        self.sums, self.gradient_sums = (
+            flat.split([2 * out for out in outs]) for flat in (sums, self.flat_gradient_sums)
+        )
+        self.moments = [torch.empty(2, out, device=self.device) for out in outs]
+        self.trunk = [_map(self.num, out, self.device) for out in outs[::2]]  # after the stem and after each block
+
+    def norm(self, index: int) -> _Norm:
+        norm, moments = self.chain.units[index].norm, self.moments[index]
+        statistics = norm.running_mean, norm.running_var, norm.num_batches_tracked
+        return _Norm(*_pointers(norm.weight, norm.bias, *statistics, moments))
+
+    def made_of(self, index: int) -> tuple[Tensor | None, int, bool]:
+        """How the trunk after a unit, which ends a block or is the stem, is made: shortcut, its kind, ReLU."""
+        if index == 0:
+            return None, NONE, True
+        shortcut = self.trunk[index // 2 - 1]
+        kind = SAME if shortcut.shape[1] == self.results[index].shape[1] else HALVED
+        return shortcut, kind, self.chain.relu[index // 2 - 1]
+
+    def forward(self) -> tuple[Tensor, ...]:
+        units, num = self.chain.units, self.num
+        launch, shared = _convolution("forward_stem", 16, 16, 32)
+        launch((num,), THREADS, *self.images, self.weights[0], self.results[0], self.sums[0], shared=shared)
+        last = len(units) - 1
+        for index in range(last + 1):  # what is made of the result of one unit and read by the next
+            ends_block = index % 2 == 0
+            shortcut, kind, relu = self.made_of(index) if ends_block else (None, NONE, True)
+            trunk = self.trunk[index // 2] if ends_block else None
+            given = self.results[index], self.sums[index], self.norm(index), self.eps, self.momentum, shortcut
+            if index == last:
+                break
+            channels, out = units[index + 1].shape
+            launch, shared = _convolution(_named("forward", channels, out), channels, out, SIDES[channels])
+            result = self.weights[index + 1], self.results[index + 1], self.sums[index + 1]
+            launch((num,), THREADS, *given, kind, int(relu), trunk, *result, shared=shared, early=True)
+        embedding = torch.empty(num, 64, device=self.device)
+        kernel("resnet.cu", "forward_end")((num,), THREADS, *given, int(relu), trunk, embedding, early=True)
+        return *(self.trunk[block + 1] for block in self.chain.ends), embedding
+
+    def before(self, index: int) -> _Before:
+        norm = self.chain.units[index].norm
+        return _Before(*_pointers(self.results[index], norm.weight, norm.bias, self.moments[index]))
+
+    def parameter_gradients(self, of_maps: Sequence[Tensor | None], of_embedding: Tensor | None) -> list[Tensor]:
+        """The gradients of the chain's parameters."""
+        units, num, last = self.chain.units, self.num, len(self.chain.units) - 1
+        external = {2 * block + 2: _as_map(given) for block, given in zip(self.chain.ends, of_maps, strict=True)}
+        if of_embedding is None:
+            of_embedding = torch.zeros(num, 64, device=self.device)
+        gradients = self.gradients = [torch.empty_like(result) for result in self.results]  # after each batch norm
+        sums = self.gradient_sums
+        mask = BY_TRUNK if self.chain.relu[-1] else ALL
+        kernel("resnet.cu", "backward_start")(
+            (num,), THREADS, of_embedding.contiguous(), external[last], self.trunk[-1], mask, self.before(last),
+            gradients[last], sums[last],
+        )  # fmt: skip
+        groups = {group[0]: group for group in self.groups()}
+        waiting = []
+        for index in range(last, 0, -1):  # from the result of one unit to that of the unit before
+            if index in groups:  # all that the gradients of these weights depend on is there
+                compute = partial(self.weight_gradients, groups[index])
+                waiting.append(aside("weights", self.device, compute, self.lane))
+            channels, out = units[index].shape[::-1]
+            launch, shared = _convolution(_named("backward", channels, out), channels, out, SIDES[out])
+            starts_block = index % 2 == 1
+            shortcut = gradients[index + 1] if starts_block else None  # of the trunk after this block
+            kind = NONE if not starts_block else SAME if channels == out else HALVED
+            _, _, relu = self.made_of(index - 1) if starts_block else (None, NONE, True)
+            by_trunk = starts_block and index > 1
+            mask = ALL if not relu else BY_TRUNK if by_trunk else BY_NORM
+            launch(
+                (num,), THREADS, gradients[index], sums[index], self.results[index], units[index].norm.weight,
+                self.moments[index], self.transposed[index], shortcut, kind,
+                external.get(index - 1) if starts_block else None, self.trunk[index // 2] if by_trunk else None, mask,
+                self.before(index - 1), gradients[index - 1], sums[index - 1], shared=shared, early=True,
+            )  # fmt: skip
+        of_weights = self.stem_gradient()
+        for ready in waiting[::-1]:
+            of_weights += ready()
+        of_norms = (self.flat_gradient_sums / GRADIENT_STEPS).split([len(sum) for sum in sums])
+        return [*of_weights, *(part for both in of_norms for part in reversed(both.view(2, -1).unbind()))]
+
+    def groups(self) -> list[list[int]]:
+        """Convolutions of the same shape, whose gradients one kernel computes; all but the stem."""
+        shapes = {index: self.chain.units[index].shape for index in range(1, len(self.chain.units))}
+        alike = [[index for index in shapes if shapes[index] == shape] for shape in dict.fromkeys(shapes.values())]
+        return [group[start : start + MAX_LAYERS] for group in alike for start in range(0, len(group), MAX_LAYERS)]
+
+    def weight_gradients(self, group: list[int]) -> list[Tensor]:
+        channels, out = self.chain.units[group[0]].shape
+        launch, shared = _weights_kernel(_named("weights", channels, out), channels, out)
+        splits = min(SPLITS[out], self.num)
+        parts = torch.empty(splits, len(group), out, 3, 3, channels, device=self.device)
+        table = _Layers()
+        for place, index in enumerate(group):
+            table.at[place] = self.layer(index)
+        launch((splits, len(group)), GRADIENT_THREADS, table, self.num, parts, shared=shared)
+        return list(_added(parts).permute(0, 1, 4, 2, 3))
+
+    def stem_gradient(self) -> list[Tensor]:
+        launch, shared = _weights_kernel("weights_stem", 16, 16)
+        weight = self.chain.units[0].conv.weight
+        parts = torch.empty(min(STEM_SPLITS, self.num), 16, 3, 3, weight.shape[1], device=self.device)
+        launch((len(parts),), GRADIENT_THREADS, self.layer(0), *self.images, self.num, parts, shared=shared)
+        return [_added(parts).permute(0, 3, 1, 2)]
+
+    def layer(self, index: int) -> _Layer:
+        norm = self.chain.units[index].norm
+        layer = _Layer(
+            gradient=self.gradients[index].data_ptr(), y=self.results[index].data_ptr(),
+            weight=norm.weight.data_ptr(), moments=self.moments[index].data_ptr(),
+            sums=self.gradient_sums[index].data_ptr(),
+        )  # fmt: skip
+        if index and index % 2 == 0:  # the second of a block reads what the first gives, normalised and rectified
+            before = self.before(index - 1)
+            layer.x, layer.x_weight, layer.x_bias, layer.x_moments = (
+                before.y, before.weight, before.bias, before.moments
+            )  # fmt: skip
+        elif index:
+            layer.x = self.trunk[index // 2].data_ptr()
+        return layer
+
+
+def _weights_kernel(name: str, channels: int, out: int) -> tuple[Kernel, int]:
+    shared = _map_bytes(channels, SIDES[channels]) + SIDES[out] ** 2 * (2 * out + 16) + 4 * (2 * channels + 3 * out)
+    return kernel("resnet.cu", name, shared), shared
+
+
+def _added(parts: Tensor) -> Tensor:
+    """The sum over the first dimension."""
+    result = torch.empty(parts.shape[1:], device=parts.device)
+    size = result.numel()
+    kernel("resnet.cu", "add_parts")((math.ceil(size / THREADS),), THREADS, parts, len(parts), size, result)
+    return result
+
+
+def _pointers(*tensors: Tensor | None) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors if tensor is not None]
+
+
+def _as_map(gradient: Tensor | None) -> Tensor | None:
+    if gradient is None:
+        return None
+    return gradient.bfloat16().contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,191 @@
+"""The kernels of a narrow ResNet against float64, each from what the one before it stored."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ccfa.kernels.resnet import Run, _Images, chain_features
+from ccfa.models import BACKBONES
+from ccfa.models.resnet import Block, as_chain
+
+ROUNDING = 2**-8  # of a number stored in bfloat16
+KNOWN = ["resnet32-podnet", "resnet32-pycil"]
+
+
+def backbone(name):
+    """With batch norms that do something."""
+    torch.manual_seed(0)
+    made = BACKBONES[name](3)
+    for module in made.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.weight.data.uniform_(0.5, 1.5)
+            module.bias.data.normal_(0, 0.3)
+            module.running_mean.normal_(0, 0.3)
+            module.running_var.uniform_(0.5, 2)
+    return made
+
+
+def images(num=24, channels_last=True):
+    made = torch.randn(num, 3, 32, 32, generator=torch.Generator().manual_seed(1)).cuda()
+    return made.contiguous(memory_format=torch.channels_last) if channels_last else made
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_which_backbones_are_chains(name):
+    chain = as_chain(BACKBONES[name](3))
+    assert (chain is not None and chain.is_known) == (name in [*KNOWN, "small"])
+    if chain:
+        backbone = BACKBONES[name](3)
+        ends = [sum(isinstance(part, Block) for part in level) for level in backbone.levels]
+        assert [end + 1 for end in chain.ends] == [sum(ends[: i + 1]) for i in range(len(ends))]
+
+
+def test_without_a_gpu_no_kernel_is_used():
+    chain = as_chain(BACKBONES["resnet32-podnet"](3))
+    assert chain_features(chain, torch.zeros(2, 3, 32, 32)) is None
+
+
+def near(found, expected, tolerance=ROUNDING):
+    """Within the rounding of the largest numbers, and on average far below."""
+    difference = (found.double() - expected).abs()
+    assert (difference.max() / expected.abs().max()).item() <= tolerance
+    assert (difference.mean() / expected.abs().mean()).item() <= 0.5 * tolerance
+
+
+def wide(values):
+    return values.double()[:, None, None]
+
+
+def conv(unit, x):
+    weight = unit.conv.weight.detach().bfloat16().double()
+    return F.conv2d(x, weight, stride=unit.conv.stride, padding=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("name", KNOWN)
+def test_each_kernel_of_a_training_step_against_float64(name, channels_last):
+    chain, batch = as_chain(backbone(name).cuda()), images(channels_last=channels_last)
+    before = copy.deepcopy(chain)
+    run = Run(chain, _Images.of(batch))
+    *maps, embedding = run.forward()
+    units, last = chain.units, len(chain.units) - 1
+    read = [batch.bfloat16().double()]  # by each convolution
+    for index, unit in enumerate(units):
+        y = conv(unit, read[index])
+        near(run.results[index], y)
+        mean, variance = y.mean((0, 2, 3)), y.var((0, 2, 3), unbiased=False)
+        near(run.moments[index][0], mean, 1e-4)
+        near(run.moments[index][1], (variance + unit.norm.eps).rsqrt(), 1e-4)
+        old = before.units[index].norm
+        count = y.numel() / y.shape[1]
+        near(unit.norm.running_mean, 0.9 * old.running_mean.double() + 0.1 * mean, 1e-5)
+        near(unit.norm.running_var, 0.9 * old.running_var.double() + 0.1 * variance * count / (count - 1), 1e-5)
+        assert unit.norm.num_batches_tracked == old.num_batches_tracked + 1
+        stored = run.results[index].double()
+        inverse = run.moments[index][1].double()
+        scale = unit.norm.weight.detach().double() * inverse
+        value = wide(scale) * (stored - wide(run.moments[index][0])) + wide(unit.norm.bias.detach())
+        if index % 2:
+            read.append(value.relu().bfloat16().double())
+            continue
+        if index:
+            shortcut = run.trunk[index // 2 - 1].double()
+            halves = shortcut.shape[1] < value.shape[1]
+            value += F.pad(shortcut[:, :, ::2, ::2], (0, 0, 0, 0, 0, shortcut.shape[1])) if halves else shortcut
+        if not index or chain.relu[index // 2 - 1]:
+            value = value.relu()
+        near(run.trunk[index // 2], value)
+        read.append(run.trunk[index // 2].double())
+    near(embedding, value.mean((2, 3)), 1e-4)
+    assert [tuple(level.shape) for level in maps] == [tuple(run.trunk[end + 1].shape) for end in chain.ends]
+
+    torch.manual_seed(2)
+    of_maps = [torch.randn_like(level) for level in maps]
+    of_maps[1] = None
+    of_embedding = torch.randn_like(embedding)
+    found = run.parameter_gradients(of_maps, of_embedding)
+    external = dict(zip((end + 1 for end in chain.ends), of_maps, strict=True))
+    gradients = run.gradients
+    first = of_maps[-1].double() + of_embedding.double()[:, :, None, None] / 64
+    near(gradients[last], first * (run.trunk[-1] > 0) if chain.relu[-1] else first)
+    for index in range(last, -1, -1):
+        unit, given = units[index], gradients[index].double()
+        moments = run.moments[index].double()
+        normal = (run.results[index].double() - wide(moments[0])) * wide(moments[1])
+        of_bias, of_weight = given.sum((0, 2, 3)), (given * normal).sum((0, 2, 3))
+        near(found[len(units) + 2 * index], of_weight, 0.03)  # the kernel adds numbers that are not rounded yet
+        near(found[len(units) + 2 * index + 1], of_bias, 0.03)
+        count = given.numel() / given.shape[1]
+        factor = wide(unit.norm.weight.detach().double() * moments[1])
+        of_y = factor * (given - wide(of_bias / count) - normal * wide(of_weight / count))
+        of_y = of_y.bfloat16().double()
+        x = read[index].requires_grad_()
+        weight = unit.conv.weight.detach().bfloat16().double().requires_grad_()
+        y = F.conv2d(x, weight, stride=unit.conv.stride, padding=1)
+        of_x, of_w = torch.autograd.grad(y, (x, weight), of_y)
+        near(found[index], of_w, 1e-2)
+        if not index:
+            break
+        if index % 2:  # the trunk: from the shortcut, and from outside
+            place, later = index // 2, gradients[index + 1].double()
+            if later.shape[1] > of_x.shape[1]:
+                of_x[:, :, ::2, ::2] += later[:, : of_x.shape[1]]
+            else:
+                of_x += later
+            if external.get(place) is not None:
+                of_x += external[place].double()
+            rectified = place == 0 or chain.relu[place - 1]
+            of_x = of_x * (run.trunk[place] > 0) if rectified else of_x
+        else:
+            of_x = of_x * (read[index] > 0)
+        near(gradients[index - 1], of_x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num", [2, 7, 130])
+@pytest.mark.parametrize("name", KNOWN)
+def test_evaluation_against_float64(name, num):
+    made = backbone(name).eval().cuda().requires_grad_(False)
+    with torch.no_grad():
+        found, embedding = chain_features(as_chain(made), images(num))
+        expected = copy.deepcopy(made).double()(images(num).double())
+        with torch.autocast("cuda", torch.bfloat16):
+            usual = made(images(num))
+    for one, other, third in zip(found, expected.maps, usual.maps, strict=True):
+        error, usual_error = ((each.double() - other).norm() / other.norm() for each in (one, third))
+        assert error < max(0.02, 1.2 * usual_error)
+    assert (embedding.double() - expected.embedding).norm() < 0.02 * expected.embedding.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num", [2, 100, 128])
+def test_gradients_are_as_near_to_float64_as_torchs(num):
+    made = backbone("resnet32-podnet").cuda()
+    batch, generator = images(num), torch.Generator("cuda").manual_seed(3)
+
+    def loss(maps, embedding):
+        generator.manual_seed(3)
+        parts = [*maps, embedding]
+        factors = [torch.randn(part.shape, generator=generator, device="cuda") for part in parts]
+        return sum((part.float() * factor).mean() for part, factor in zip(parts, factors, strict=True))
+
+    def gradients(network, features):
+        return torch.autograd.grad(loss(*features), list(network.parameters()))
+
+    mine = gradients(made, chain_features(as_chain(made), batch))
+    again = gradients(made, chain_features(as_chain(made), batch))
+    assert all(torch.equal(one, other) for one, other in zip(mine, again, strict=True))
+    with torch.autocast("cuda", torch.bfloat16):
+        usual = gradients(made, tuple(made(batch)))
+    exact = copy.deepcopy(made).double()
+    expected = gradients(exact, tuple(exact(batch.double())))
+    errors = [
+        [((one.double() - true).norm() / true.norm()).item() for one, true in zip(found, expected, strict=True)]
+        for found in (mine, usual)
+    ]
+    assert sum(errors[0]) < 1.1 * sum(errors[1])
+    assert all(one < 2 * other + 0.05 for one, other in zip(*errors, strict=True))
