@@ -95,7 +95,6 @@ def test_known_heads_use_the_kernel(monkeypatch, head, criterion, known):
 @pytest.mark.parametrize("criterion", CRITERIA)
 @pytest.mark.parametrize("make", [CosineHead, LocalSimilarityHead], ids=lambda kind: kind.__name__)
 def test_the_kernel_makes_the_same_attack(monkeypatch, make, criterion, num_classes):
-    pytest.importorskip("triton")
     head = grown(make(64), num_classes).cuda()
     start, norms, targets, alpha = (tensor.cuda() for tensor in problem(64, num_classes, 645))  # no whole tiles
     by_kernel, answers = module.sphere_attack, []

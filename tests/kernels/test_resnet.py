@@ -89,19 +89,16 @@ def test_each_kernel_of_a_training_step_against_float64(name, channels_last):
         inverse = run.moments[index][1].double()
         scale = unit.norm.weight.detach().double() * inverse
         value = wide(scale) * (stored - wide(run.moments[index][0])) + wide(unit.norm.bias.detach())
-        if index % 2:
-            read.append(value.relu().bfloat16().double())
-            continue
-        if index:
-            shortcut = run.trunk[index // 2 - 1].double()
+        if index % 2 == 0 and index:
+            shortcut = run.made[index - 2].double()
             halves = shortcut.shape[1] < value.shape[1]
             value += F.pad(shortcut[:, :, ::2, ::2], (0, 0, 0, 0, 0, shortcut.shape[1])) if halves else shortcut
-        if not index or chain.relu[index // 2 - 1]:
+        if index % 2 or not index or chain.relu[index // 2 - 1]:
             value = value.relu()
-        near(run.trunk[index // 2], value)
-        read.append(run.trunk[index // 2].double())
+        near(run.made[index], value)
+        read.append(run.made[index].double())
     near(embedding, value.mean((2, 3)), 1e-4)
-    assert [tuple(level.shape) for level in maps] == [tuple(run.trunk[end + 1].shape) for end in chain.ends]
+    assert [tuple(level.shape) for level in maps] == [tuple(run.made[2 * end + 2].shape) for end in chain.ends]
 
     torch.manual_seed(2)
     of_maps = [torch.randn_like(level) for level in maps]
@@ -111,7 +108,7 @@ def test_each_kernel_of_a_training_step_against_float64(name, channels_last):
     external = dict(zip((end + 1 for end in chain.ends), of_maps, strict=True))
     gradients = run.gradients
     first = of_maps[-1].double() + of_embedding.double()[:, :, None, None] / 64
-    near(gradients[last], first * (run.trunk[-1] > 0) if chain.relu[-1] else first)
+    near(gradients[last], first * (run.made[-1] > 0) if chain.relu[-1] else first)
     for index in range(last, -1, -1):
         unit, given = units[index], gradients[index].double()
         moments = run.moments[index].double()
@@ -122,7 +119,8 @@ def test_each_kernel_of_a_training_step_against_float64(name, channels_last):
         count = given.numel() / given.shape[1]
         factor = wide(unit.norm.weight.detach().double() * moments[1])
         of_y = factor * (given - wide(of_bias / count) - normal * wide(of_weight / count))
-        of_y = of_y.bfloat16().double()
+        near(run.of_results[index], of_y)
+        of_y = run.of_results[index].double()
         x = read[index].requires_grad_()
         weight = unit.conv.weight.detach().bfloat16().double().requires_grad_()
         y = F.conv2d(x, weight, stride=unit.conv.stride, padding=1)
@@ -139,7 +137,7 @@ def test_each_kernel_of_a_training_step_against_float64(name, channels_last):
             if external.get(place) is not None:
                 of_x += external[place].double()
             rectified = place == 0 or chain.relu[place - 1]
-            of_x = of_x * (run.trunk[place] > 0) if rectified else of_x
+            of_x = of_x * (read[index] > 0) if rectified else of_x
         else:
             of_x = of_x * (read[index] > 0)
         near(gradients[index - 1], of_x)

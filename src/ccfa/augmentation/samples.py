@@ -42,6 +42,8 @@ class Samples(NamedTuple):
     @property
     def weighing_labels(self) -> Tensor:
         """The labels (N, L), with the heaviest label of the row in place of those of weight 0."""
+        if self.labels.shape[1] == 1:
+            return self.labels
         heaviest = self.labels.gather(1, self.weights.argmax(dim=1, keepdim=True))
         return torch.where(self.weights > 0, self.labels, heaviest)
 

@@ -112,7 +112,8 @@ def target_rule(name: str) -> TargetRule:
 
 def own_classes(labels: Tensor, num_old: int) -> Tensor:
     """Mask (N, old) of the old classes that a row carries as a label."""
-    return (labels[:, :, None] == torch.arange(num_old, device=labels.device)).any(dim=1)
+    classes = torch.arange(num_old, device=labels.device)
+    return labels == classes if labels.shape[1] == 1 else (labels[:, :, None] == classes).any(dim=1)
 
 
 def _best(scores: Tensor, labels: Tensor, count: int) -> Targets:

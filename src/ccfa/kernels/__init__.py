@@ -1,7 +1,7 @@
-"""Functions that use a Triton kernel where it can run; `graphs.py` has CUDA graphs and streams.
+"""Functions that use a kernel of our own where it can run; `graphs.py` has CUDA graphs and streams.
 
-Elsewhere `Conv3x3` is torch's convolution, `normalised` adds torch's batch norm, and `sphere_attack` returns None:
-`augmentation/ccfa.py` has the plain version. The modules named `*_kernel` need Triton.
+Elsewhere `Conv3x3` is torch's convolution, `normalised` adds torch's batch norm, and others return None: their plain
+version is where they are called. Kernels are CUDA C++ (`*.cu`, see `cuda.py`), or need Triton (`*_kernel.py`).
 """
 
 import importlib.util
@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import has_torch_function_unary
+
+from ccfa.kernels.attack import fused_attack
+from ccfa.kernels.cuda import can_run
 
 kernel: ModuleType | None = None
 if importlib.util.find_spec("triton"):
@@ -94,7 +97,7 @@ def sphere_attack(
     alpha: Tensor,
     steps: int,
 ) -> tuple[Tensor, Tensor] | None:
-    """Attack a head that compares directions, in one Triton kernel.
+    """Attack a head that compares directions, in one kernel.
 
     Args:
         proxies: The head's proxies (classes, proxies per class, dim).
@@ -107,13 +110,11 @@ def sphere_attack(
         steps: The number of steps.
 
     Returns:
-        The attacked features and the classes the head gives them, or None if there is no GPU, no Triton, or no kernel
-        for this dimension.
+        The attacked features and the classes the head gives them, or None if there is no GPU that can run it, or no
+        kernel for this dimension.
     """
-    if not start.is_cuda or start.shape[1] not in DIMS or importlib.util.find_spec("triton") is None:
+    if start.shape[1] not in DIMS or not can_run(start.device):
         return None
-    from ccfa.kernels.attack_kernel import fused_attack
-
     return fused_attack(proxies, scale, similarity, criterion, start, targets, alpha, steps)
 
 

@@ -87,6 +87,23 @@ def _as_c(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float
     return ctypes.c_int(argument) if isinstance(argument, int) else ctypes.c_float(argument)
 
 
+@functools.cache
+def can_run(device: torch.device) -> bool:
+    """Whether a device runs these kernels: a GPU of NVIDIA's with bfloat16 tensor cores, and NVRTC to compile them."""
+    if device.type != "cuda" or torch.version.cuda is None or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    try:
+        _nvrtc()
+    except CompileError:
+        return False
+    return True
+
+
+def shared_memory(device: torch.device) -> int:
+    """The most shared memory, in bytes, that a block can have."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined,no-any-return]
+
+
 def kernel(source: str, name: str, shared: int = 0, **constants: int) -> Kernel:
     """A kernel of a source in this folder, on the current device.
 

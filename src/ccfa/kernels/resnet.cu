@@ -250,7 +250,7 @@ __device__ __forceinline__ void convolve_and_store(char *map, const char *weight
 template <class C>
 __device__ __forceinline__ void forward(const bf16 *__restrict__ y, const u64 *y_sums, const Norm &norm, float eps,
                                         float momentum, const bf16 *__restrict__ shortcut, int kind, int relu,
-                                        bf16 *trunk, const bf16 *weights, bf16 *result, u64 *result_sums) {
+                                        bf16 *read, const bf16 *weights, bf16 *result, u64 *result_sums) {
   char *map = shared, *own_weights = shared + C::MAP_BYTES;
   float *scratch = reinterpret_cast<float *>(own_weights + C::WEIGHT_BYTES);
   constexpr int OCTETS = C::CIN / 8, PIXELS = C::FROM * C::FROM, LOADS = PIXELS * OCTETS / THREADS;
@@ -287,7 +287,7 @@ __device__ __forceinline__ void forward(const bf16 *__restrict__ y, const u64 *y
     }
     const uint4 value = packed(v);
     *reinterpret_cast<uint4 *>(C::at(map, pixel / C::FROM, pixel % C::FROM) + octet * 16) = value;
-    if (trunk) reinterpret_cast<uint4 *>(trunk)[(blockIdx.x * PIXELS + pixel) * OCTETS + octet] = value;
+    reinterpret_cast<uint4 *>(read)[(blockIdx.x * PIXELS + pixel) * OCTETS + octet] = value;
   }
   copies_done();
   __syncthreads();
@@ -297,8 +297,8 @@ __device__ __forceinline__ void forward(const bf16 *__restrict__ y, const u64 *y
 #define FORWARD(NAME, CIN, COUT, SIDE, STRIDE)                                                                       \
   extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
       NAME(const bf16 *y, const u64 *y_sums, Norm norm, float eps, float momentum, const bf16 *shortcut, int kind,   \
-           int relu, bf16 *trunk, const bf16 *weights, bf16 *result, u64 *result_sums) {                             \
-    forward<Convolution<CIN, COUT, SIDE, STRIDE>>(y, y_sums, norm, eps, momentum, shortcut, kind, relu, trunk,       \
+           int relu, bf16 *read, const bf16 *weights, bf16 *result, u64 *result_sums) {                              \
+    forward<Convolution<CIN, COUT, SIDE, STRIDE>>(y, y_sums, norm, eps, momentum, shortcut, kind, relu, read,        \
                                                   weights, result, result_sums);                                     \
   }
 FORWARD(forward_16, 16, 16, 32, 1)
@@ -400,8 +400,9 @@ __device__ __forceinline__ uint2 quad_at(const bf16 *place) { return *reinterpre
 // C is the convolution from the gradient of the result to that of the input; DILATED for a forward stride of 2.
 template <class C, bool DILATED>
 __device__ __forceinline__ void backward(const bf16 *__restrict__ gradient, const u64 *sums, const bf16 *__restrict__ y,
-                                         const float *weight, const float *moments, const bf16 *weights,
-                                         const bf16 *__restrict__ shortcut, int kind, const bf16 *__restrict__ external,
+                                         const float *weight, const float *moments, bf16 *__restrict__ of_y,
+                                         const bf16 *weights, const bf16 *__restrict__ shortcut, int kind,
+                                         const bf16 *__restrict__ external,
                                          const bf16 *__restrict__ trunk, int mask, const Before &before,
                                          bf16 *__restrict__ result, u64 *result_sums) {
   char *map = shared, *own_weights = shared + C::MAP_BYTES;
@@ -445,7 +446,9 @@ __device__ __forceinline__ void backward(const bf16 *__restrict__ gradient, cons
 #pragma unroll
     for (int k = 0; k < 8; k++) v.at[k] = c0[k] * from.at[k] + c1[k] * value.at[k] + c2[k];
     const int row = pixel / SIDE * (DILATED + 1), column = pixel % SIDE * (DILATED + 1);
-    *reinterpret_cast<uint4 *>(C::at(map, row, column) + octet * 16) = packed(v);
+    const uint4 value_of_y = packed(v);
+    *reinterpret_cast<uint4 *>(C::at(map, row, column) + octet * 16) = value_of_y;
+    reinterpret_cast<uint4 *>(of_y)[(blockIdx.x * PIXELS + pixel) * OCTETS + octet] = value_of_y;
   }
   copies_done();
   __syncthreads();
@@ -504,10 +507,10 @@ __device__ __forceinline__ void backward(const bf16 *__restrict__ gradient, cons
 #define BACKWARD(NAME, CIN, COUT, SIDE, DILATED)                                                                    \
   extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                          \
       NAME(const bf16 *gradient, const u64 *sums, const bf16 *y, const float *weight, const float *moments,         \
-           const bf16 *weights, const bf16 *shortcut, int kind, const bf16 *external, const bf16 *trunk, int mask,  \
-           Before before, bf16 *result, u64 *result_sums) {                                                         \
-    backward<Convolution<CIN, COUT, SIDE, 1>, DILATED>(gradient, sums, y, weight, moments, weights, shortcut, kind, \
-                                                       external, trunk, mask, before, result, result_sums);         \
+           bf16 *of_y, const bf16 *weights, const bf16 *shortcut, int kind, const bf16 *external,                   \
+           const bf16 *trunk, int mask, Before before, bf16 *result, u64 *result_sums) {                            \
+    backward<Convolution<CIN, COUT, SIDE, 1>, DILATED>(gradient, sums, y, weight, moments, of_y, weights, shortcut, \
+                                                       kind, external, trunk, mask, before, result, result_sums);   \
   }
 BACKWARD(backward_16, 16, 16, 32, false)
 BACKWARD(backward_32_16, 32, 16, 32, true)
@@ -549,101 +552,76 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
+// Where it ends: the gradient of the stem's result, for which no convolution follows.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    backward_end(const bf16 *gradient, const u64 *sums, const bf16 *y, const float *weight, const float *moments,
+                 bf16 *of_y) {
+  constexpr int C = 16, PIXELS = 32 * 32, QUADS = C / 4;
+  wait_for_others();
+  const int channel = threadIdx.x % QUADS * 4;
+  Coefficients own[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    own[i] = coefficients(sums, weight, moments, float(gridDim.x) * PIXELS, C, channel + i);
+#pragma unroll 8
+  for (int pixel = threadIdx.x / QUADS; pixel < PIXELS; pixel += THREADS / QUADS) {
+    const int place = (blockIdx.x * PIXELS + pixel) * C + channel;
+    Four v = four(gradient + place), value = four(y + place);
+#pragma unroll
+    for (int i = 0; i < 4; i++) v.at[i] = own[i].c0 * v.at[i] + own[i].c1 * value.at[i] + own[i].c2;
+    store(of_y + place, v);
+  }
+}
+
 // ---------------------------------------------------------------------------------------------- gradients of weights
 
-struct Layer {  // of which a weight's gradient is wanted
-  const bf16 *x;                               // what the convolution read, or
-  const float *x_weight, *x_bias, *x_moments;  // if given: what was normalised and rectified before it read it
-  const bf16 *gradient, *y;                    // of the normalised result, and the result
-  const float *weight, *moments;               // of its batch norm
-  const u64 *sums;
-};
+struct Layer { const bf16 *read, *of_y; };  // what a convolution read, and the gradient of its result
 struct Layers { Layer at[4]; };
 
-// parts[split][layer]: what the images of a split add to the gradient of (out, 3, 3, in). A warp has 16 of the results'
-// channels, one row of the kernel, and a part of the pixels where there are warps enough. The next image is read from
-// memory while this one is multiplied.
-template <int CIN, int COUT, int SIDE, int STRIDE, bool IMAGE>
+// parts[split][layer]: what the images of a split add to the gradient of (out, 3, 3, in). A block has at most 32 of the
+// channels that were read, a warp 16 of the results' channels, one row of the kernel, and a part of the pixels where
+// there are warps enough. With two BUFFERS the next image is loaded while this one is multiplied.
+template <int CIN, int COUT, int SIDE, int STRIDE, int BUFFERS, bool IMAGE>
 __device__ __forceinline__ void weight_gradient(const Layer &layer, const float *images, int channels, int by_channel,
                                                 int by_pixel, int num, float *parts) {
-  using C = Convolution<CIN, COUT, SIDE, STRIDE>;
-  constexpr int PIXELS = SIDE * SIDE, PITCH = 2 * COUT + 16, MS = COUT / 16, SPLITS = 4 / MS, TILES = CIN / 8;
-  constexpr int OCTETS = CIN / 8, OUT_OCTETS = COUT / 8;
-  constexpr int CHUNKS = C::FROM * C::FROM * OCTETS, OUT_CHUNKS = PIXELS * OUT_OCTETS;
-  constexpr int LOADS = (CHUNKS + GRADIENT_THREADS - 1) / GRADIENT_THREADS;
-  constexpr int OUT_LOADS = (OUT_CHUNKS + GRADIENT_THREADS - 1) / GRADIENT_THREADS;
-  char *map = shared, *gradients = shared + C::MAP_BYTES;
-  float *numbers = reinterpret_cast<float *>(gradients + PIXELS * PITCH);  // per channel: scale, shift, c0, c1, c2
+  constexpr int PART = CIN < 32 ? CIN : 32;
+  using C = Convolution<PART, COUT, SIDE, STRIDE>;
+  constexpr int PIXELS = SIDE * SIDE, PITCH = 2 * COUT + 16, MS = COUT / 16, SPLITS = 4 / MS, TILES = PART / 8;
+  constexpr int OCTETS = PART / 8, OUT_OCTETS = COUT / 8, FROM_PIXELS = C::FROM * C::FROM;
+  constexpr int BUFFER = C::MAP_BYTES + PIXELS * PITCH;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int down = warp % 3, m = warp / 3 % MS, split = warp / 3 / MS;
-  const int octet = threadIdx.x % OCTETS, out_octet = threadIdx.x % OUT_OCTETS;
-  const bool normalise = !IMAGE && layer.x_moments;
+  const int part = blockIdx.z;  // of the channels
 
-  if (threadIdx.x < CIN && normalise) {
-    const int c = threadIdx.x;
-    const float scale = layer.x_weight[c] * layer.x_moments[CIN + c];
-    numbers[c] = scale, numbers[CIN + c] = layer.x_bias[c] - layer.x_moments[c] * scale;
-  }
-  if (threadIdx.x < COUT) {
-    const int c = threadIdx.x;
-    const Coefficients own = coefficients(layer.sums, layer.weight, layer.moments, float(num) * PIXELS, COUT, c);
-    float *to = numbers + 2 * CIN + c;
-    to[0] = own.c0, to[COUT] = own.c1, to[2 * COUT] = own.c2;
-  }
+  auto load = [&](int image) {
+    char *map = shared + image % BUFFERS * BUFFER, *gradients = map + C::MAP_BYTES;
+    if (IMAGE) {
+      load_image<C>(map, images, image, channels, by_channel, by_pixel, GRADIENT_THREADS);
+    } else {
+      const char *from = reinterpret_cast<const char *>(layer.read + (image * FROM_PIXELS * CIN + part * PART));
+#pragma unroll 4
+      for (int i = threadIdx.x; i < FROM_PIXELS * OCTETS; i += GRADIENT_THREADS) {
+        const int pixel = i / OCTETS, octet = i % OCTETS;
+        copy_ahead(C::at(map, pixel / C::FROM, pixel % C::FROM) + octet * 16, from + pixel * CIN * 2 + octet * 16);
+      }
+    }
+    const char *from = reinterpret_cast<const char *>(layer.of_y + image * PIXELS * COUT);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < PIXELS * OUT_OCTETS; i += GRADIENT_THREADS)
+      copy_ahead(gradients + i / OUT_OCTETS * PITCH + i % OUT_OCTETS * 16, from + i * 16);
+  };
+
   float sums[3][TILES][4];
 #pragma unroll
   for (int i = 0; i < 3 * TILES * 4; i++) sums[i / 4 / TILES][i / 4 % TILES][i % 4] = 0.f;
-  clear_border<C>(map, GRADIENT_THREADS);
-
-  uint4 x[IMAGE ? 1 : LOADS], given[OUT_LOADS], y[OUT_LOADS];
-  auto load = [&](int image) {
-#pragma unroll
-    for (int i = 0; i < LOADS; i++) {
-      const int chunk = threadIdx.x + i * GRADIENT_THREADS;
-      if (!IMAGE && chunk < CHUNKS) x[i] = reinterpret_cast<const uint4 *>(layer.x)[image * CHUNKS + chunk];
-    }
-#pragma unroll
-    for (int i = 0; i < OUT_LOADS; i++) {
-      const int chunk = threadIdx.x + i * GRADIENT_THREADS;
-      if (chunk < OUT_CHUNKS) {
-        given[i] = reinterpret_cast<const uint4 *>(layer.gradient)[image * OUT_CHUNKS + chunk];
-        y[i] = reinterpret_cast<const uint4 *>(layer.y)[image * OUT_CHUNKS + chunk];
-      }
-    }
-  };
-
+  for (int buffer = 0; buffer < BUFFERS; buffer++) clear_border<C>(shared + buffer * BUFFER, GRADIENT_THREADS);
   const int begin = num * blockIdx.x / gridDim.x, end = num * (blockIdx.x + 1) / gridDim.x;
   load(begin);
   for (int image = begin; image < end; image++) {
-    __syncthreads();  // the maps of the image before are no longer needed
-    if (IMAGE) load_image<C>(map, images, image, channels, by_channel, by_pixel, GRADIENT_THREADS);
-#pragma unroll
-    for (int i = 0; i < LOADS; i++) {
-      const int chunk = threadIdx.x + i * GRADIENT_THREADS, pixel = chunk / OCTETS;
-      if (IMAGE || chunk >= CHUNKS) continue;
-      uint4 value = x[i];
-      if (normalise) {
-        Eight v = unpacked(value);
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-          v.at[k] = fmaxf(numbers[octet * 8 + k] * v.at[k] + numbers[CIN + octet * 8 + k], 0.f);
-        value = packed(v);
-      }
-      *reinterpret_cast<uint4 *>(C::at(map, pixel / C::FROM, pixel % C::FROM) + octet * 16) = value;
-    }
-#pragma unroll
-    for (int i = 0; i < OUT_LOADS; i++) {
-      const int chunk = threadIdx.x + i * GRADIENT_THREADS;
-      if (chunk >= OUT_CHUNKS) continue;
-      Eight v = unpacked(given[i]);
-      const Eight value = unpacked(y[i]);
-      const float *own = numbers + 2 * CIN + out_octet * 8;
-#pragma unroll
-      for (int k = 0; k < 8; k++) v.at[k] = own[k] * v.at[k] + own[COUT + k] * value.at[k] + own[2 * COUT + k];
-      *reinterpret_cast<uint4 *>(gradients + chunk / OUT_OCTETS * PITCH + out_octet * 16) = packed(v);
-    }
+    copies_done();
     __syncthreads();
-    if (image + 1 < end) load(image + 1);
+    if (BUFFERS == 2 && image + 1 < end) load(image + 1);
+    const char *map = shared + image % BUFFERS * BUFFER, *gradients = map + C::MAP_BYTES;
     const u32 from = shared_address(gradients) + (lane % 8 + lane / 16 * 8) * PITCH + (m * 16 + lane / 8 % 2 * 8) * 2;
 #pragma unroll 2
     for (int step = split; step < PIXELS / 16; step += SPLITS) {
@@ -662,43 +640,45 @@ __device__ __forceinline__ void weight_gradient(const Layer &layer, const float 
           multiply_add(sums[right][tile + 1], a, b[2], b[3]);
         }
     }
+    __syncthreads();  // the maps of this image are no longer needed
+    if (BUFFERS == 1 && image + 1 < end) load(image + 1);
   }
 
-  float *added = reinterpret_cast<float *>(shared);  // (COUT, 9, CIN), the maps are no longer needed
+  float *added = reinterpret_cast<float *>(shared);  // (COUT, 9, PART)
   for (int turn = SPLITS - 1; turn >= 0; turn--) {
-    __syncthreads();
     if (split == turn) {
 #pragma unroll
       for (int i = 0; i < 3 * TILES * 4; i++) {
-        const int right = i / 4 / TILES, tile = i / 4 % TILES, part = i % 4;
-        const int out = m * 16 + lane / 4 + part / 2 * 8, c = tile * 8 + lane % 4 * 2 + part % 2;
-        const int place = (out * 9 + down * 3 + right) * CIN + c;
-        const float value = sums[right][tile][part] + (turn < SPLITS - 1 ? added[place] : 0.f);
+        const int right = i / 4 / TILES, tile = i / 4 % TILES, quarter = i % 4;
+        const int out = m * 16 + lane / 4 + quarter / 2 * 8, c = tile * 8 + lane % 4 * 2 + quarter % 2;
+        const int row = out * 9 + down * 3 + right;
+        const float value = sums[right][tile][quarter] + (turn < SPLITS - 1 ? added[row * PART + c] : 0.f);
         if (turn > 0) {
-          added[place] = value;
+          added[row * PART + c] = value;
         } else if (!IMAGE) {
-          parts[(blockIdx.x * gridDim.y + blockIdx.y) * COUT * 9 * CIN + place] = value;
+          parts[((blockIdx.x * gridDim.y + blockIdx.y) * COUT * 9 + row) * CIN + part * PART + c] = value;
         } else if (c < channels) {
-          parts[blockIdx.x * COUT * 9 * channels + (out * 9 + down * 3 + right) * channels + c] = value;
+          parts[(blockIdx.x * COUT * 9 + row) * channels + c] = value;
         }
       }
     }
+    __syncthreads();
   }
 }
 
-#define WEIGHTS(NAME, CIN, COUT, SIDE, STRIDE)                                                                       \
-  extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS) NAME(Layers layers, int num, float *parts) {        \
-    weight_gradient<CIN, COUT, SIDE, STRIDE, false>(layers.at[blockIdx.y], nullptr, 0, 0, 0, num, parts);            \
+#define WEIGHTS(NAME, CIN, COUT, SIDE, STRIDE, BUFFERS)                                                              \
+  extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS, 2) NAME(Layers layers, int num, float *parts) {     \
+    weight_gradient<CIN, COUT, SIDE, STRIDE, BUFFERS, false>(layers.at[blockIdx.y], nullptr, 0, 0, 0, num, parts);   \
   }
-WEIGHTS(weights_16, 16, 16, 32, 1)
-WEIGHTS(weights_16_32, 16, 32, 16, 2)
-WEIGHTS(weights_32, 32, 32, 16, 1)
-WEIGHTS(weights_32_64, 32, 64, 8, 2)
-WEIGHTS(weights_64, 64, 64, 8, 1)
+WEIGHTS(weights_16, 16, 16, 32, 1, 1)
+WEIGHTS(weights_16_32, 16, 32, 16, 2, 1)
+WEIGHTS(weights_32, 32, 32, 16, 1, 2)
+WEIGHTS(weights_32_64, 32, 64, 8, 2, 2)
+WEIGHTS(weights_64, 64, 64, 8, 1, 2)
 
-extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS)
+extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS, 2)
     weights_stem(Layer layer, const float *images, int channels, int by_channel, int by_pixel, int num, float *parts) {
-  weight_gradient<16, 16, 32, 1, true>(layer, images, channels, by_channel, by_pixel, num, parts);
+  weight_gradient<16, 16, 32, 1, 1, true>(layer, images, channels, by_channel, by_pixel, num, parts);
 }
 
 // result = the sum of the parts, each of `size` numbers, in order.
@@ -706,7 +686,7 @@ extern "C" __global__ void add_parts(const float *parts, int num, int size, floa
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= size) return;
   float sum = 0.f;
-#pragma unroll 4
+#pragma unroll 16
   for (int part = 0; part < num; part++) sum += parts[part * size + i];
   result[i] = sum;
 }

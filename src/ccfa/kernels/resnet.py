@@ -1,7 +1,6 @@
 """A narrow ResNet, forward and backward, by the kernels of `resnet.cu`: one for each convolution, few besides."""
 
 import ctypes
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,17 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ccfa.kernels.cuda import CompileError, Kernel, kernel
+from ccfa.kernels.cuda import Kernel, can_run, kernel, shared_memory
 from ccfa.kernels.graphs import aside, lane_here
 
 THREADS, GRADIENT_THREADS = 256, 384  # of a block, as in resnet.cu
 SCRATCH = 1024  # bytes for sums, beside maps and weights
 GRADIENT_STEPS = 2.0**40  # of a sum of gradients, as in resnet.cu
 SIDES = {16: 32, 32: 16, 64: 8}  # of the maps of each width
-SPLITS = {16: 32, 32: 32, 64: 16}  # of a batch, for the gradients of weights; their last bits depend on it
+SPLITS = {16: 64, 32: 64, 64: 16}  # of a batch, for the gradients of weights; their last bits depend on it
 STEM_SPLITS = 128  # it comes last, when nothing else runs
 MAX_BATCH = 1024  # more images could take a sum of squares beyond its limit
 MAX_LAYERS = 4  # convolutions whose weights' gradients one kernel computes, while backward goes on
+CHANNELS = 32  # of those read by a convolution, that a block computes gradients for
 NONE, SAME, HALVED = 0, 1, 2  # shortcuts
 ALL, BY_NORM, BY_TRUNK = 0, 1, 2  # what a ReLU's gradient is masked by
 
@@ -85,7 +85,9 @@ def chain_features(chain: Chain, images: Tensor) -> tuple[tuple[Tensor, ...], Te
     trains = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in chain.parameters())
     suits = images.dtype == torch.float32 and images.shape[2:] == (32, 32) and not images.requires_grad
     in_one_mode = len(modes) == 1 and (training or not trains)
-    if not (images.is_cuda and suits and in_one_mode and chain.is_known and _available()):
+    if not (can_run(images.device) and suits and in_one_mode and chain.is_known):
+        return None
+    if shared_memory(images.device) < EVALUATION_BYTES:
         return None
     if not training:
         return _evaluated(chain, _Images.of(images))
@@ -93,20 +95,6 @@ def chain_features(chain: Chain, images: Tensor) -> tuple[tuple[Tensor, ...], Te
         return None
     *maps, embedding = _Chain.apply(chain, images, *chain.parameters())  # type: ignore[no-untyped-call]
     return tuple(maps), embedding
-
-
-@functools.cache
-def _available() -> bool:
-    """Whether the kernels can be compiled for this GPU: tensor cores for bfloat16, and shared memory enough."""
-    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-    enough = properties.shared_memory_per_block_optin >= EVALUATION_BYTES
-    if torch.version.cuda is None or properties.major < 8 or not enough:
-        return False
-    try:
-        kernel("resnet.cu", "add_parts")
-    except CompileError:
-        return False
-    return True
 
 
 def _map_bytes(channels: int, side: int) -> int:
@@ -147,10 +135,7 @@ class _Before(ctypes.Structure):
 
 
 class _Layer(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_void_p)
-        for name in ("x", "x_weight", "x_bias", "x_moments", "gradient", "y", "weight", "moments", "sums")
-    ]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("read", "of_result")]
 
 
 class _Layers(ctypes.Structure):
@@ -268,7 +253,8 @@ class Run:
             flat.split([2 * out for out in outs]) for flat in (sums, self.flat_gradient_sums)
         )
         self.moments = [torch.empty(2, out, device=self.device) for out in outs]
-        self.trunk = [_map(self.num, out, self.device) for out in outs[::2]]  # after the stem and after each block
+        # What is made of each result: what the next convolution reads, and the trunk where a block or the stem ends.
+        self.made = [_map(self.num, out, self.device) for out in outs]
 
     def norm(self, index: int) -> _Norm:
         norm, moments = self.chain.units[index].norm, self.moments[index]
@@ -279,7 +265,7 @@ class Run:
         """How the trunk after a unit, which ends a block or is the stem, is made: shortcut, its kind, ReLU."""
         if index == 0:
             return None, NONE, True
-        shortcut = self.trunk[index // 2 - 1]
+        shortcut = self.made[index - 2]
         kind = SAME if shortcut.shape[1] == self.results[index].shape[1] else HALVED
         return shortcut, kind, self.chain.relu[index // 2 - 1]
 
@@ -291,17 +277,16 @@ class Run:
         for index in range(last + 1):  # what is made of the result of one unit and read by the next
             ends_block = index % 2 == 0
             shortcut, kind, relu = self.made_of(index) if ends_block else (None, NONE, True)
-            trunk = self.trunk[index // 2] if ends_block else None
             given = self.results[index], self.sums[index], self.norm(index), self.eps, self.momentum, shortcut
             if index == last:
                 break
             channels, out = units[index + 1].shape
             launch, shared = _convolution(_named("forward", channels, out), channels, out, SIDES[channels])
             result = self.weights[index + 1], self.results[index + 1], self.sums[index + 1]
-            launch((num,), THREADS, *given, kind, int(relu), trunk, *result, shared=shared, early=True)
+            launch((num,), THREADS, *given, kind, int(relu), self.made[index], *result, shared=shared, early=True)
         embedding = torch.empty(num, 64, device=self.device)
-        kernel("resnet.cu", "forward_end")((num,), THREADS, *given, int(relu), trunk, embedding, early=True)
-        return *(self.trunk[block + 1] for block in self.chain.ends), embedding
+        kernel("resnet.cu", "forward_end")((num,), THREADS, *given, int(relu), self.made[last], embedding, early=True)
+        return *(self.made[2 * block + 2] for block in self.chain.ends), embedding
 
     def before(self, index: int) -> _Before:
         norm = self.chain.units[index].norm
@@ -314,18 +299,16 @@ class Run:
         if of_embedding is None:
             of_embedding = torch.zeros(num, 64, device=self.device)
         gradients = self.gradients = [torch.empty_like(result) for result in self.results]  # after each batch norm
+        self.of_results = [torch.empty_like(result) for result in self.results]  # before it
         sums = self.gradient_sums
         mask = BY_TRUNK if self.chain.relu[-1] else ALL
         kernel("resnet.cu", "backward_start")(
-            (num,), THREADS, of_embedding.contiguous(), external[last], self.trunk[-1], mask, self.before(last),
+            (num,), THREADS, of_embedding.contiguous(), external[last], self.made[last], mask, self.before(last),
             gradients[last], sums[last],
         )  # fmt: skip
         groups = {group[0]: group for group in self.groups()}
         waiting = []
         for index in range(last, 0, -1):  # from the result of one unit to that of the unit before
-            if index in groups:  # all that the gradients of these weights depend on is there
-                compute = partial(self.weight_gradients, groups[index])
-                waiting.append(aside("weights", self.device, compute, self.lane))
             channels, out = units[index].shape[::-1]
             launch, shared = _convolution(_named("backward", channels, out), channels, out, SIDES[out])
             starts_block = index % 2 == 1
@@ -336,10 +319,17 @@ class Run:
             mask = ALL if not relu else BY_TRUNK if by_trunk else BY_NORM
             launch(
                 (num,), THREADS, gradients[index], sums[index], self.results[index], units[index].norm.weight,
-                self.moments[index], self.transposed[index], shortcut, kind,
-                external.get(index - 1) if starts_block else None, self.trunk[index // 2] if by_trunk else None, mask,
+                self.moments[index], self.of_results[index], self.transposed[index], shortcut, kind,
+                external.get(index - 1) if starts_block else None, self.made[index - 1] if by_trunk else None, mask,
                 self.before(index - 1), gradients[index - 1], sums[index - 1], shared=shared, early=True,
             )  # fmt: skip
+            if index in groups:
+                compute = partial(self.weight_gradients, groups[index])
+                waiting.append(aside("weights", self.device, compute, self.lane))
+        kernel("resnet.cu", "backward_end")(
+            (num,), THREADS, gradients[0], sums[0], self.results[0], units[0].norm.weight, self.moments[0],
+            self.of_results[0], early=True,
+        )  # fmt: skip
         of_weights = self.stem_gradient()
         for ready in waiting[::-1]:
             of_weights += ready()
@@ -359,36 +349,23 @@ class Run:
         parts = torch.empty(splits, len(group), out, 3, 3, channels, device=self.device)
         table = _Layers()
         for place, index in enumerate(group):
-            table.at[place] = self.layer(index)
-        launch((splits, len(group)), GRADIENT_THREADS, table, self.num, parts, shared=shared)
+            table.at[place] = _Layer(*_pointers(self.made[index - 1], self.of_results[index]))
+        grid = splits, len(group), -(-channels // CHANNELS)
+        launch(grid, GRADIENT_THREADS, table, self.num, parts, shared=shared)
         return list(_added(parts).permute(0, 1, 4, 2, 3))
 
     def stem_gradient(self) -> list[Tensor]:
         launch, shared = _weights_kernel("weights_stem", 16, 16)
         weight = self.chain.units[0].conv.weight
         parts = torch.empty(min(STEM_SPLITS, self.num), 16, 3, 3, weight.shape[1], device=self.device)
-        launch((len(parts),), GRADIENT_THREADS, self.layer(0), *self.images, self.num, parts, shared=shared)
+        layer = _Layer(None, *_pointers(self.of_results[0]))
+        launch((len(parts),), GRADIENT_THREADS, layer, *self.images, self.num, parts, shared=shared)
         return [_added(parts).permute(0, 3, 1, 2)]
-
-    def layer(self, index: int) -> _Layer:
-        norm = self.chain.units[index].norm
-        layer = _Layer(
-            gradient=self.gradients[index].data_ptr(), y=self.results[index].data_ptr(),
-            weight=norm.weight.data_ptr(), moments=self.moments[index].data_ptr(),
-            sums=self.gradient_sums[index].data_ptr(),
-        )  # fmt: skip
-        if index and index % 2 == 0:  # the second of a block reads what the first gives, normalised and rectified
-            before = self.before(index - 1)
-            layer.x, layer.x_weight, layer.x_bias, layer.x_moments = (
-                before.y, before.weight, before.bias, before.moments
-            )  # fmt: skip
-        elif index:
-            layer.x = self.trunk[index // 2].data_ptr()
-        return layer
 
 
 def _weights_kernel(name: str, channels: int, out: int) -> tuple[Kernel, int]:
-    shared = _map_bytes(channels, SIDES[channels]) + SIDES[out] ** 2 * (2 * out + 16) + 4 * (2 * channels + 3 * out)
+    buffers = 1 if channels < CHANNELS else 2
+    shared = buffers * (_map_bytes(min(channels, CHANNELS), SIDES[channels]) + SIDES[out] ** 2 * (2 * out + 16))
     return kernel("resnet.cu", name, shared), shared
 
 

@@ -14,9 +14,11 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Generator, Tensor, nn, optim
 
+from ccfa import losses
 from ccfa.data import ImageSet
 from ccfa.errors import ResourceError, UsageError
 from ccfa.kernels.graphs import StepFunction, aside, captured
+from ccfa.kernels.pod import pod_spatial
 from ccfa.kernels.resnet import chain_features
 from ccfa.models import Backbone, Branches, Features, Network
 from ccfa.models.backbone import MapMixing
@@ -26,6 +28,8 @@ MAX_VARIANTS = 128  # of a compiled function: a few for each backbone
 TINY = 16 * 16  # numbers in an image
 RESIDENT_SHARE = 0.5  # of the free memory of a GPU: the rest is for the networks
 Precision = Literal["float32", "tf32", "bf16"]
+BY_KERNELS: dict[Callable[..., Tensor], Callable[..., Tensor | None]] = {losses.pod_spatial: pod_spatial}
+"""Functions of which kernels of our own compute some cases; for the others they return None."""
 T = TypeVar("T")
 
 
@@ -92,8 +96,19 @@ class Acceleration:
         return features
 
     def fused(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """A function of tensors as few kernels, where compilation is on."""
-        return _compiled(function) if self.compile else function
+        """A function of tensors as few kernels, where compilation is on: our own if there are any, else compiled."""
+        if not self.compile:
+            return function
+        by_kernels, compiled = BY_KERNELS.get(function), _compiled(function)
+        if by_kernels is None:
+            return compiled
+
+        def tried(*tensors: Any) -> Tensor:
+            found = by_kernels(*tensors)
+            result: Tensor = compiled(*tensors) if found is None else found
+            return result
+
+        return tried
 
     def set_rounding(self, device: torch.device) -> None:
         """Let a GPU round in convolutions and, if asked for, in products. This holds for the whole process."""

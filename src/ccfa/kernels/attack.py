@@ -1,0 +1,59 @@
+"""The whole N-step attack as one CUDA kernel, for heads that compare directions: it is in `attack.cu`."""
+
+import torch
+from torch import Tensor
+
+from ccfa.kernels.cuda import kernel, shared_memory
+
+CRITERIA = {"cross_entropy": 0, "nca": 1, "nca_exclusive": 2}
+SIMILARITIES = {"cosine": (1.0, 0.0), "distance": (2.0, -2.0)}  # slope and shift of the cosine
+MAX_ROWS = 8  # features of a block: each has a warp of its own
+
+
+def fused_attack(
+    proxies: Tensor, scale: Tensor, similarity: str, criterion: str,
+    start: Tensor, targets: Tensor, alpha: Tensor, steps: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The attacked features and the classes the head gives them; see `sphere_attack`."""
+    num_classes, num_proxies, dim = proxies.shape
+    num_rows, device = len(start), start.device
+    multiprocessors, limit = torch.cuda.get_device_properties(device).multi_processor_count, shared_memory(device)
+    attacked = torch.empty(start.shape, dtype=torch.float32, device=device)
+    labels = torch.empty(num_rows, dtype=torch.int64, device=device)
+    if num_rows == 0:
+        return attacked, labels
+
+    threads = 256 if dim > 64 else 512  # a thread holds `dim` numbers in registers
+    slabs = _divided(num_classes * num_proxies, 32)
+    rows = _divided(num_rows, multiprocessors * _divided(num_rows, multiprocessors * MAX_ROWS))  # whole waves of blocks
+
+    # Shared memory, in floats, as `attack.cu` divides it.
+    free, slab = limit // 4 - MAX_ROWS, 32 * dim
+    per_row, results = dim * (min(4, dim // 8) + threads // 32), num_classes * (num_proxies + 2 + num_proxies % 2)
+    in_global = per_row + results > free
+    if not in_global:
+        per_row += results
+    rows = min(rows, free // per_row)
+    stored = min(slabs, (free - rows * per_row) // slab) if slabs > threads // 32 else 0
+    blocks = _divided(num_rows, rows)
+    workspace = attacked.new_empty(blocks * rows * results if in_global else 0)
+    launch = kernel(
+        "attack.cu", "attack", limit, DIM=dim, PROXIES=num_proxies, CRITERION=CRITERIA[criterion], ROWS=rows,
+        THREADS=threads, IN_GLOBAL=int(in_global),
+    )  # fmt: skip
+    launch(
+        (blocks,), threads, _aligned(start), _aligned(proxies), targets.long().contiguous(),
+        alpha.float().contiguous(), scale.float(), attacked, labels, workspace, num_rows, num_classes, steps,
+        *SIMILARITIES[similarity], stored, shared=4 * (MAX_ROWS + rows * per_row + stored * slab),
+    )  # fmt: skip
+    return attacked, labels
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor as the kernel can read it, 16 bytes at a time: a copy only where its type or layout differs."""
+    tensor = tensor.float().contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def _divided(amount: int, size: int) -> int:
+    return -(-amount // size)
