@@ -10,12 +10,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from ccfa.augmentation.samples import Criterion, Samples
+from ccfa.augmentation.samples import Criterion, Samples, compared_directions
 from ccfa.augmentation.targets import TargetRule, target_rule
 from ccfa.errors import UsageError
 from ccfa.kernels import full_precision, sphere_attack
-from ccfa.losses import cross_entropy, nca, nca_exclusive
-from ccfa.models import CosineHead, Head, LocalSimilarityHead
+from ccfa.models import Head
 from ccfa.options import checked, schema
 
 PAPER_DIM = 64
@@ -275,14 +274,8 @@ def _by_kernel(
     old_head: Scorer | Head, criterion: Criterion, start: Tensor, targets: Tensor, alpha: Tensor, steps: int
 ) -> tuple[Tensor, Tensor] | None:
     """The attack on a head that does not see the features' lengths; None where the kernel does not know it."""
-    if criterion not in (cross_entropy, nca, nca_exclusive):
-        return None
-    problem = criterion.__name__, start, targets, alpha, steps
-    if type(old_head) is CosineHead:
-        return sphere_attack(old_head.weights[:, None], old_head.scale, "cosine", *problem)
-    if type(old_head) is LocalSimilarityHead and old_head.margin == 0:
-        return sphere_attack(old_head.weights, old_head.scale, "distance", *problem)
-    return None
+    problem = compared_directions(old_head, criterion)
+    return sphere_attack(*problem, start, targets, alpha, steps) if problem else None
 
 
 def _gradient(

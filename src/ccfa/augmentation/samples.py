@@ -8,7 +8,9 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ccfa.data import Stage
-from ccfa.models import Head
+from ccfa.kernels import can_run, head_loss
+from ccfa.losses import cross_entropy, nca, nca_exclusive
+from ccfa.models import CosineHead, Head, LocalSimilarityHead
 from ccfa.models.backbone import MapMixing
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -122,7 +124,25 @@ class FeatureAugmentation(Protocol):
 
 def classification_loss(samples: Samples, head: Head, criterion: Criterion) -> Tensor:
     """L_cls: the criterion's weighted mean over all labels of all samples."""
+    problem = compared_directions(head, criterion) if can_run(samples.features.device) else None
+    loss = head_loss(samples.features, samples.labels, samples.weights, *problem) if problem else None
+    if loss is not None:
+        return loss
     losses = torch.stack(
         [criterion(head(samples.features, labels), labels) for labels in samples.labels.unbind(dim=1)], dim=1
     )
     return (samples.weights * losses).sum() / samples.weights.sum()
+
+
+def compared_directions(head: object, criterion: Criterion) -> tuple[Tensor, Tensor, str, str] | None:
+    """Proxies, scale, similarity and criterion of a head that compares directions, as the kernels for it take them.
+
+    None where they do not know the head or the criterion.
+    """
+    if criterion not in (cross_entropy, nca, nca_exclusive):
+        return None
+    if type(head) is CosineHead:
+        return head.weights[:, None], head.scale, "cosine", criterion.__name__
+    if type(head) is LocalSimilarityHead and head.margin == 0:
+        return head.weights, head.scale, "distance", criterion.__name__
+    return None

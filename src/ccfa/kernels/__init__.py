@@ -14,6 +14,9 @@ from torch.overrides import has_torch_function_unary
 
 from ccfa.kernels.attack import fused_attack
 from ccfa.kernels.cuda import can_run
+from ccfa.kernels.head_loss import head_loss
+
+__all__ = ["Conv3x3", "Normalise", "can_run", "full_precision", "head_loss", "normalised", "sphere_attack"]
 
 kernel: ModuleType | None = None
 if importlib.util.find_spec("triton"):

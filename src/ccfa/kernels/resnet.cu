@@ -576,7 +576,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // ---------------------------------------------------------------------------------------------- gradients of weights
 
 struct Layer { const bf16 *read, *of_y; };  // what a convolution read, and the gradient of its result
-struct Layers { Layer at[4]; };
+struct Layers { Layer at[10]; };
 
 // parts[split][layer]: what the images of a split add to the gradient of (out, 3, 3, in). A block has at most 32 of the
 // channels that were read, a warp 16 of the results' channels, one row of the kernel, and a part of the pixels where

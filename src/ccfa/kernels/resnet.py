@@ -18,10 +18,11 @@ THREADS, GRADIENT_THREADS = 256, 384  # of a block, as in resnet.cu
 SCRATCH = 1024  # bytes for sums, beside maps and weights
 GRADIENT_STEPS = 2.0**40  # of a sum of gradients, as in resnet.cu
 SIDES = {16: 32, 32: 16, 64: 8}  # of the maps of each width
-SPLITS = {16: 64, 32: 64, 64: 16}  # of a batch, for the gradients of weights; their last bits depend on it
+LAYERS = {16: 5, 32: 10, 64: 10}  # convolutions of a width whose weights' gradients one kernel computes
+GRADIENT_BLOCKS = 144  # of such a kernel; each adds up the images of a part of the batch, and the parts are added later
+MIN_SPLITS, MAX_SPLITS = 8, 32  # of a batch
 STEM_SPLITS = 128  # it comes last, when nothing else runs
 MAX_BATCH = 1024  # more images could take a sum of squares beyond its limit
-MAX_LAYERS = 4  # convolutions whose weights' gradients one kernel computes, while backward goes on
 CHANNELS = 32  # of those read by a convolution, that a block computes gradients for
 NONE, SAME, HALVED = 0, 1, 2  # shortcuts
 ALL, BY_NORM, BY_TRUNK = 0, 1, 2  # what a ReLU's gradient is masked by
@@ -139,7 +140,7 @@ class _Layer(ctypes.Structure):
 
 
 class _Layers(ctypes.Structure):
-    _fields_ = [("at", _Layer * MAX_LAYERS)]
+    _fields_ = [("at", _Layer * 10)]
 
 
 class _Trunk(ctypes.Structure):
@@ -340,18 +341,23 @@ class Run:
         """Convolutions of the same shape, whose gradients one kernel computes; all but the stem."""
         shapes = {index: self.chain.units[index].shape for index in range(1, len(self.chain.units))}
         alike = [[index for index in shapes if shapes[index] == shape] for shape in dict.fromkeys(shapes.values())]
-        return [group[start : start + MAX_LAYERS] for group in alike for start in range(0, len(group), MAX_LAYERS)]
+        sizes = [LAYERS[self.chain.units[group[0]].conv.out_channels] for group in alike]
+        return [
+            group[start : start + size]
+            for group, size in zip(alike, sizes, strict=True)
+            for start in range(0, len(group), size)
+        ]
 
     def weight_gradients(self, group: list[int]) -> list[Tensor]:
         channels, out = self.chain.units[group[0]].shape
         launch, shared = _weights_kernel(_named("weights", channels, out), channels, out)
-        splits = min(SPLITS[out], self.num)
+        pieces = -(-channels // CHANNELS)
+        splits = min(max(GRADIENT_BLOCKS // (len(group) * pieces), MIN_SPLITS), MAX_SPLITS, self.num)
         parts = torch.empty(splits, len(group), out, 3, 3, channels, device=self.device)
         table = _Layers()
         for place, index in enumerate(group):
             table.at[place] = _Layer(*_pointers(self.made[index - 1], self.of_results[index]))
-        grid = splits, len(group), -(-channels // CHANNELS)
-        launch(grid, GRADIENT_THREADS, table, self.num, parts, shared=shared)
+        launch((splits, len(group), pieces), GRADIENT_THREADS, table, self.num, parts, shared=shared)
         return list(_added(parts).permute(0, 1, 4, 2, 3))
 
     def stem_gradient(self) -> list[Tensor]:

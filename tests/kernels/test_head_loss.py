@@ -1,0 +1,148 @@
+"""The kernels of L_cls against float64."""
+
+import itertools
+
+import pytest
+import torch
+
+from ccfa.augmentation import Samples, classification_loss
+from ccfa.kernels.head_loss import DIMS, _layout, head_loss
+from ccfa.losses import cross_entropy, nca, nca_exclusive
+from ccfa.models import CosineHead, LocalSimilarityHead
+
+CRITERIA = [cross_entropy, nca, nca_exclusive]
+
+
+def problem(dim=64, num_classes=60, num_proxies=10, num_rows=768, num_labels=1, device="cuda"):
+    """Samples, and a head with old and new classes; one without proxies is a `CosineHead`."""
+    generator = torch.Generator().manual_seed(0)
+    head = LocalSimilarityHead(dim, num_proxies) if num_proxies else CosineHead(dim)
+    head.grow(num_classes // 2, generator)
+    head.grow(num_classes - num_classes // 2, generator)
+    head.scale.data.fill_(4.0)
+    labels = torch.randint(num_classes, (num_rows, num_labels), generator=generator)
+    features = 0.5 * torch.randn(num_rows, dim, generator=generator)
+    own = head.weights.detach().view(num_classes, -1, dim)[labels[:, 0], 0]
+    is_near = torch.rand(num_rows, 1, generator=generator) < 0.5  # some losses are small, and some are 0
+    features = torch.where(is_near, 3 * own + features, features)
+    weights = torch.rand(num_rows, num_labels, generator=generator)
+    weights[1::3, -1] = 0
+    return Samples(features.to(device), labels.to(device), weights.to(device)), head.to(device)
+
+
+def by_kernel(samples, head, criterion):
+    """The loss."""
+    is_cosine = isinstance(head, CosineHead)
+    proxies = head.weights[:, None] if is_cosine else head.weights
+    return head_loss(*samples, proxies, head.scale, "cosine" if is_cosine else "distance", criterion.__name__)
+
+
+def gradients(loss, samples, head):
+    """Those of a multiple of the loss, with respect to all that is learned."""
+    return torch.autograd.grad(1.7 * loss, [samples.features, head.old, head.new, head.scale])
+
+
+def compare(samples, head, criterion):
+    samples = samples._replace(features=samples.features.detach().requires_grad_())
+    loss = by_kernel(samples, head, criterion)
+    assert loss.shape == ()
+    found = gradients(loss, samples, head)
+    precise = Samples(samples.features.detach().double().requires_grad_(), samples.labels, samples.weights.double())
+    wanted = classification_loss(precise, head.double(), criterion)
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-7)
+    for ours, theirs in zip(found, gradients(wanted, precise, head), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=1e-4 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_without_a_gpu_no_kernel_is_used(criterion):
+    assert by_kernel(*problem(num_rows=5, device="cpu"), criterion) is None
+
+
+def test_blocks_stay_within_their_memory():
+    sizes = itertools.product([1, 5, 768, 5000], [1, 60, 100, 1000], [1, 10], DIMS, [1, 132], [49152, 101376, 232448])
+    for num_rows, num_classes, num_proxies, dim, multiprocessors, limit in sizes:
+        layout = _layout(num_rows, num_classes, num_proxies, dim, multiprocessors, limit)
+        assert layout is not None or num_classes == 1000
+        if layout:
+            slabs = -(-num_classes * num_proxies // 32)
+            cosines = 0 if layout.in_global else layout.rows * 32 * slabs
+            others = 32 * slabs + layout.rows * (dim + 1 + 3 * num_classes) + layout.most_warps
+            assert layout.shared == 4 * (layout.places * 32 * (dim + 4) + cosines + others) <= limit
+            assert layout.places == slabs or layout.places % layout.warps == 0
+            assert 1 <= layout.rows <= 8
+            assert 1 <= layout.warps <= layout.most_warps
+            assert layout.places >= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_labels", [1, 2])
+@pytest.mark.parametrize("num_proxies", [None, 1, 3, 10])
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_loss_and_gradients_against_float64(criterion, num_proxies, num_labels):
+    compare(*problem(num_proxies=num_proxies, num_labels=num_labels), criterion)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize(("num_classes", "num_rows"), [(2, 1), (7, 5), (100, 128), (300, 1061)])
+def test_other_sizes_against_float64(dim, num_classes, num_rows):
+    compare(*problem(dim, num_classes, 10, num_rows), nca)
+
+
+@pytest.mark.gpu
+def test_many_classes_against_float64():
+    compare(*problem(num_classes=1500, num_rows=140), cross_entropy)  # cosines do not fit into shared memory
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_classes", [60, 100])
+def test_results_are_bit_identical(num_classes):
+    samples, head = problem(num_classes=num_classes)
+    samples.features.requires_grad_()
+    first, second = (by_kernel(samples, head, nca) for _ in range(2))
+    assert torch.equal(first, second)
+    for one, other in zip(gradients(first, samples, head), gradients(second, samples, head), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("learned", ["features", "old", "scale"])
+def test_gradients_only_where_needed(learned):
+    samples, head = problem()
+    head.requires_grad_(False)
+    tensor = samples.features if learned == "features" else getattr(head, learned)
+    tensor.requires_grad_()
+    wanted = torch.autograd.grad(classification_loss(samples, head, nca), tensor)[0]
+    found = torch.autograd.grad(by_kernel(samples, head, nca), tensor)[0]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * wanted.abs().max().item())
+
+
+@pytest.mark.gpu
+def test_loss_without_gradients():
+    samples, head = problem()
+    head.requires_grad_(False)
+    loss = by_kernel(samples, head, nca)
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, classification_loss(samples, head, nca), rtol=1e-5, atol=0)
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_the_same_loss():
+    samples, head = problem()
+    samples.features.requires_grad_()
+    expected = gradients(by_kernel(samples, head, nca), samples, head)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = gradients(by_kernel(samples, head, nca), samples, head)
+    graph.replay()
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.gpu
+def test_other_dimensions_and_precisions_use_no_kernel():
+    assert by_kernel(*problem(dim=48), nca) is None
+    samples, head = problem()
+    assert by_kernel(samples._replace(features=samples.features.double()), head, nca) is None
+    assert by_kernel(samples._replace(features=samples.features.bfloat16()), head, nca) is None
