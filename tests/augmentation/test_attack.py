@@ -7,6 +7,9 @@ from torch.nn import functional as F
 
 from ccfa.augmentation import ccfa as module
 from ccfa.augmentation.ccfa import attack
+from ccfa.augmentation.samples import compared_directions
+from ccfa.augmentation.targets import most_confident
+from ccfa.kernels import confident_classes
 from ccfa.losses import cross_entropy, nca, nca_exclusive
 from ccfa.models import CosineHead, LinearHead, LocalSimilarityHead
 
@@ -114,3 +117,17 @@ def test_other_dimensions_are_attacked_without_the_kernel():
     expected, _ = attack(head, cross_entropy, start, norms, targets, alpha, 5)
     found, _ = attack(head.cuda(), cross_entropy, *(part.cuda() for part in (start, norms, targets, alpha)), 5)
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_old", [1, 7, 50, 99])
+@pytest.mark.parametrize("make", [CosineHead, LocalSimilarityHead], ids=lambda kind: kind.__name__)
+def test_the_kernel_chooses_the_same_targets(make, num_old):
+    head = grown(make(64), num_old + 10).cuda()
+    features = torch.randn(130, 64, generator=torch.Generator().manual_seed(3)).cuda()
+    labels = torch.randint(num_old + 10, (130, 1), generator=torch.Generator().manual_seed(4)).cuda()
+    expected = most_confident(head(features.double()), labels, num_old, 1, None)
+    proxies, scale, similarity, _ = compared_directions(head.float(), nca)
+    classes, valid = confident_classes(features, labels, proxies[:num_old], scale, similarity)
+    assert torch.equal(valid, expected.valid[0])
+    assert (classes == expected.classes[0])[valid].double().mean() > 0.99

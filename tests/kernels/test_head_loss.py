@@ -42,13 +42,19 @@ def gradients(loss, samples, head):
     return torch.autograd.grad(1.7 * loss, [samples.features, head.old, head.new, head.scale])
 
 
+def precisely(samples, head, criterion):
+    """The loss in float64, which no kernel computes, and its samples; the head stays in float64."""
+    features = samples.features.detach().double().requires_grad_(samples.features.requires_grad)
+    precise = Samples(features, samples.labels, samples.weights.double())
+    return classification_loss(precise, head.double(), criterion), precise
+
+
 def compare(samples, head, criterion):
     samples = samples._replace(features=samples.features.detach().requires_grad_())
     loss = by_kernel(samples, head, criterion)
     assert loss.shape == ()
     found = gradients(loss, samples, head)
-    precise = Samples(samples.features.detach().double().requires_grad_(), samples.labels, samples.weights.double())
-    wanted = classification_loss(precise, head.double(), criterion)
+    wanted, precise = precisely(samples, head, criterion)
     torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-7)
     for ours, theirs in zip(found, gradients(wanted, precise, head), strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=1e-4 * theirs.abs().max().item())
@@ -111,10 +117,13 @@ def test_results_are_bit_identical(num_classes):
 def test_gradients_only_where_needed(learned):
     samples, head = problem()
     head.requires_grad_(False)
-    tensor = samples.features if learned == "features" else getattr(head, learned)
-    tensor.requires_grad_()
-    wanted = torch.autograd.grad(classification_loss(samples, head, nca), tensor)[0]
-    found = torch.autograd.grad(by_kernel(samples, head, nca), tensor)[0]
+
+    def gradient(loss, samples):
+        return torch.autograd.grad(loss, samples.features if learned == "features" else getattr(head, learned))[0]
+
+    (samples.features if learned == "features" else getattr(head, learned)).requires_grad_()
+    found = gradient(by_kernel(samples, head, nca), samples).double()
+    wanted = gradient(*precisely(samples, head, nca))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * wanted.abs().max().item())
 
 
@@ -124,7 +133,7 @@ def test_loss_without_gradients():
     head.requires_grad_(False)
     loss = by_kernel(samples, head, nca)
     assert not loss.requires_grad
-    torch.testing.assert_close(loss, classification_loss(samples, head, nca), rtol=1e-5, atol=0)
+    torch.testing.assert_close(loss.double(), precisely(samples, head, nca)[0], rtol=1e-5, atol=0)
 
 
 @pytest.mark.gpu

@@ -11,9 +11,9 @@ import torch
 from torch import Generator, Tensor
 
 from ccfa.augmentation.samples import Criterion, Samples, compared_directions
-from ccfa.augmentation.targets import TargetRule, target_rule
+from ccfa.augmentation.targets import TargetRule, Targets, most_confident, target_rule
 from ccfa.errors import UsageError
-from ccfa.kernels import full_precision, sphere_attack
+from ccfa.kernels import confident_classes, full_precision, sphere_attack
 from ccfa.models import Head
 from ccfa.options import checked, schema
 
@@ -86,21 +86,21 @@ class CCFA:
         if old_head is None or self.count == 0:
             return samples
 
-        def seen_logits(features: Tensor) -> Tensor:
+        own, num_old, rule = samples.weighing_labels, old_head.num_classes, target_rule(self.target)
+
+        def targets(features: Tensor) -> Targets:
+            if rule is most_confident and (problem := compared_directions(head, criterion)):
+                proxies, scale, similarity, _ = problem
+                found = confident_classes(features, own, proxies[:num_old], scale, similarity)
+                if found:
+                    return Targets(*(part.expand(self.count, -1) for part in found))
             logits: Tensor = head(features)
-            return logits[:, : head.num_classes - head.num_auxiliary]
+            return rule(logits[:, : head.num_classes - head.num_auxiliary], own, num_old, self.count, generator)
 
         features, labels, weights = self.augment(
-            samples.features,
-            samples.weighing_labels,
-            seen_logits,
-            old_head,
-            criterion,
-            old_head.num_classes,
-            generator,
-            target_rule(self.target),
+            samples.features, own, targets, old_head, criterion, num_old, generator
         )
-        weights = self.weight * weights
+        weights = weights if self.weight == 1 else self.weight * weights
         if self.backbone_weight is None:
             return samples.and_also(features, labels, weights)
         real = samples.weights.sum()
@@ -111,12 +111,11 @@ class CCFA:
         self,
         features: Tensor,
         labels: Tensor,
-        head: Scorer,
+        targets_of: Callable[[Tensor], Targets],
         old_head: Scorer | Head,
         criterion: Criterion,
         num_old: int,
         generator: Generator | None,
-        rule: TargetRule,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Z'_k, Y_pseudo and their weights: choose targets, attack the old head, label by the old head.
 
@@ -126,7 +125,7 @@ class CCFA:
         with full_precision(features.device):  # a sign must not depend on rounding to 16 bits
             whole = features.detach().to(torch.promote_types(features.dtype, torch.float32))
             with torch.no_grad():
-                targets = rule(head(whole), labels, num_old, self.count, generator)
+                targets = targets_of(whole)
             valid = targets.valid.flatten()
             source, newer = whole.tensor_split([old_head.dim if isinstance(old_head, Head) else whole.shape[1]], dim=1)
             if newer.shape[1]:
@@ -216,7 +215,12 @@ def cross_class_features(
     options = CCFA(
         count, steps, step_size, start, stop_at_target=stop_at_target, gradient_to_backbone=gradient_to_backbone
     )
-    return options.augment(features, labels[:, None], head, old_head, criterion, num_old, generator, rule)
+    own = labels[:, None]
+
+    def targets(features: Tensor) -> Targets:
+        return rule(head(features), own, num_old, count, generator)
+
+    return options.augment(features, own, targets, old_head, criterion, num_old, generator)
 
 
 def _with_outputs(head: Scorer, name: str, num_old: int, exactly: bool = False) -> Scorer:

@@ -59,6 +59,8 @@ class Samples(NamedTuple):
 
     def joined(self, others: "Samples") -> "Samples":
         """These samples followed by others with as many labels each."""
+        if not len(others.labels):
+            return self
         return Samples(*(torch.cat(parts) for parts in zip(self, others, strict=True)))
 
     def and_also(self, features: Tensor, labels: Tensor, weights: Tensor) -> "Samples":

@@ -12,11 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import has_torch_function_unary
 
-from ccfa.kernels.attack import fused_attack
+from ccfa.kernels.attack import confident_classes, fused_attack
 from ccfa.kernels.cuda import can_run
 from ccfa.kernels.head_loss import head_loss
 
-__all__ = ["Conv3x3", "Normalise", "can_run", "full_precision", "head_loss", "normalised", "sphere_attack"]
+__all__ = [
+    "Conv3x3",
+    "Normalise",
+    "can_run",
+    "confident_classes",
+    "full_precision",
+    "head_loss",
+    "normalised",
+    "sphere_attack",
+]
 
 kernel: ModuleType | None = None
 if importlib.util.find_spec("triton"):

@@ -1,9 +1,9 @@
-"""The whole N-step attack as one CUDA kernel, for heads that compare directions: it is in `attack.cu`."""
+"""Targets and the whole N-step attack as CUDA kernels, for heads that compare directions."""
 
 import torch
 from torch import Tensor
 
-from ccfa.kernels.cuda import kernel, shared_memory
+from ccfa.kernels.cuda import can_run, kernel, shared_memory
 
 CRITERIA = {"cross_entropy": 0, "nca": 1, "nca_exclusive": 2}
 SIMILARITIES = {"cosine": (1.0, 0.0), "distance": (2.0, -2.0)}  # slope and shift of the cosine
@@ -47,6 +47,40 @@ def fused_attack(
         *SIMILARITIES[similarity], stored, shared=4 * (MAX_ROWS + rows * per_row + stored * slab),
     )  # fmt: skip
     return attacked, labels
+
+
+def confident_classes(
+    features: Tensor, labels: Tensor, proxies: Tensor, scale: Tensor, similarity: str
+) -> tuple[Tensor, Tensor] | None:
+    """The likeliest class of each row without its own, and whether there is one, of a head that compares directions.
+
+    Args:
+        features: (N, dim).
+        labels: The row's own class (N, 1).
+        proxies: Those of the classes that count (classes, proxies per class, dim).
+        scale: The factor on the head's logits, a scalar.
+        similarity: As in `sphere_attack`.
+
+    Returns:
+        Classes (N,) and booleans (N,), or None where no kernel can be used.
+    """
+    num_classes, num_proxies, dim = proxies.shape
+    shared = 4 * (dim + num_classes * num_proxies)
+    if not can_run(features.device) or labels.shape[1] != 1 or dim % 4 or not len(features):
+        return None
+    if (
+        features.dtype != torch.float32
+        or proxies.dtype != torch.float32
+        or shared > shared_memory(features.device) - 1024
+    ):
+        return None
+    classes = torch.empty(len(features), dtype=torch.int64, device=features.device)
+    valid = torch.empty(len(features), dtype=torch.bool, device=features.device)
+    kernel("targets.cu", "most_confident", shared_memory(features.device) - 1024)(
+        (len(features),), 256, features.contiguous(), labels.contiguous(), _aligned(proxies), scale, num_classes,
+        num_proxies, dim, *SIMILARITIES[similarity], classes, valid, shared=shared,
+    )  # fmt: skip
+    return classes, valid
 
 
 def _aligned(tensor: Tensor) -> Tensor:

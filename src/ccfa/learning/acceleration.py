@@ -20,6 +20,7 @@ from ccfa.errors import ResourceError, UsageError
 from ccfa.kernels.graphs import StepFunction, aside, captured
 from ccfa.kernels.pod import pod_spatial
 from ccfa.kernels.resnet import chain_features
+from ccfa.kernels.rows import cosine_distance
 from ccfa.models import Backbone, Branches, Features, Network
 from ccfa.models.backbone import MapMixing
 from ccfa.models.resnet import as_chain
@@ -28,7 +29,10 @@ MAX_VARIANTS = 128  # of a compiled function: a few for each backbone
 TINY = 16 * 16  # numbers in an image
 RESIDENT_SHARE = 0.5  # of the free memory of a GPU: the rest is for the networks
 Precision = Literal["float32", "tf32", "bf16"]
-BY_KERNELS: dict[Callable[..., Tensor], Callable[..., Tensor | None]] = {losses.pod_spatial: pod_spatial}
+BY_KERNELS: dict[Callable[..., Tensor], Callable[..., Tensor | None]] = {
+    losses.pod_spatial: pod_spatial,
+    losses.cosine_distance: cosine_distance,
+}
 """Functions of which kernels of our own compute some cases; for the others they return None."""
 T = TypeVar("T")
 

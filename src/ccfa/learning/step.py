@@ -46,7 +46,8 @@ def step_losses(
         step = Step(learner.stage, mixed.labels[:, 0], learner.network, features, *old, generator, real, samples)
         penalties = {term.name: processes.penalty(term, step, own, own_old) for term in learner.terms}
     weight = phase.classification_weight * (method.classification_weight(learner.stage) if phase.use_terms else 1.0)
-    losses = {"classification": weight * classification_loss(samples(), head, method.criterion), **penalties}
+    classification = classification_loss(samples(), head, method.criterion)
+    losses = {"classification": classification if weight == 1 else weight * classification, **penalties}
     losses["loss"] = torch.stack(list(losses.values())).sum()
     return losses
 

@@ -1,5 +1,6 @@
 """GeoDL: Simon, Koniusz and Harandi, "On Learning the Geodesic Path for Incremental Learning", CVPR 2021."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -43,6 +44,9 @@ class GeodesicDistillation(EmbeddingDistillation):
 
     is_row_mean = False  # the subspaces are those of the whole batch
     can_be_captured = False  # matrix decompositions report to the host whether they converged
+
+    def fuse(self, fused: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
+        """Nothing is gained by it: the decompositions take the time."""
 
     def distance(self, previous: Features, current: Features) -> Tensor:
         return self.loss(_quarters(previous.maps[-1]), _quarters(current.maps[-1]))

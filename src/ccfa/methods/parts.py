@@ -229,6 +229,9 @@ class EmbeddingDistillation(Term):
         self.factor = factor
         self.loss = loss
 
+    def fuse(self, fused: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
+        self.loss = fused(self.loss)  # it makes dozens of small kernels, for maps as many per level
+
     def forward(self, step: Step) -> Tensor:
         return self.weight * self.factor(step.stage) * self.distance(step.previous_features, step.features)
 
@@ -238,9 +241,6 @@ class EmbeddingDistillation(Term):
 
 class MapDistillation(EmbeddingDistillation):
     """weight * factor(stage) * loss(maps of f_{k-1}, maps of f_k)."""
-
-    def fuse(self, fused: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
-        self.loss = fused(self.loss)  # it makes dozens of small kernels per level
 
     def distance(self, previous: Features, current: Features) -> Tensor:
         return self.loss(previous.maps, current.maps)

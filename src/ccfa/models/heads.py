@@ -14,6 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from ccfa.errors import UsageError
+from ccfa.kernels.rows import unit_rows
 from ccfa.models.backbone import Backbone
 
 
@@ -109,7 +110,7 @@ class CosineHead(Head):
         super().__init__(dim, (dim,), nn.Parameter(torch.ones(())), uniform=True)
 
     def embed(self, embedding: Tensor) -> Tensor:
-        return F.normalize(embedding)
+        return unit_rows(embedding)
 
     def similarities(self, features: Tensor) -> Tensor:
         """cos(f, w_c)."""
@@ -131,7 +132,7 @@ class LocalSimilarityHead(Head):
         self.margin = margin
 
     def embed(self, embedding: Tensor) -> Tensor:
-        return F.normalize(embedding)
+        return unit_rows(embedding)
 
     def similarities(self, features: Tensor) -> Tensor:
         """sum_p s_cp softmax_p(s_cp), with s_cp = 2 cos(f, w_cp) - 2."""
