@@ -50,6 +50,7 @@ class Kernel:
     """A function of a loaded module."""
 
     function: ctypes.c_void_p
+    context: ctypes.c_void_p  # of its device
     can_start_early: bool
 
     def __call__(
@@ -76,6 +77,7 @@ class Kernel:
             ctypes.pointer(attribute),
             early and self.can_start_early,
         )
+        _check(_driver().cuCtxSetCurrent(self.context))  # a thread that has not used the device yet has none
         _check(_driver().cuLaunchKernelEx(ctypes.byref(launch), self.function, pointers, None))
 
 
@@ -120,13 +122,14 @@ def kernel(source: str, name: str, shared: int = 0, **constants: int) -> Kernel:
 def _kernel(device: int, source: str, name: str, shared: int, constants: tuple[tuple[str, int], ...]) -> Kernel:
     with _LOADING:
         module = _module(device, source, constants)
-    function = ctypes.c_void_p()
+    function, context = ctypes.c_void_p(), ctypes.c_void_p()
+    _check(_driver().cuCtxGetCurrent(ctypes.byref(context)))
     _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
     # Kernels that divide a multiprocessor's memory in different ways cannot run on it together.
     _check(_driver().cuFuncSetAttribute(function, SHARED_MEMORY_SHARE, 100))
     if shared > 48 * 1024:
         _check(_driver().cuFuncSetAttribute(function, SHARED_MEMORY_LIMIT, shared))
-    return Kernel(function, torch.cuda.get_device_capability(device) >= (9, 0))
+    return Kernel(function, context, torch.cuda.get_device_capability(device) >= (9, 0))
 
 
 @functools.cache
