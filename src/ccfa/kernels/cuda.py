@@ -8,14 +8,16 @@ import functools
 import hashlib
 import os
 import tempfile
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from ccfa.kernels.graphs import CAPTURE
 
 OPTIONS = ("--std=c++17", "--use_fast_math")
 SHARED_MEMORY_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -23,7 +25,9 @@ SHARED_MEMORY_SHARE = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, i
 EARLY_START = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 Argument = Tensor | int | float | ctypes.Structure | None
 """Of a kernel; None is a null pointer."""
-_LOADING = threading.Lock()
+Key = tuple[int, str, tuple[tuple[str, int], ...]]
+"""Device, source, constants."""
+_MODULES: dict[Key, "_Module"] = {}
 
 
 class CompileError(RuntimeError):
@@ -120,20 +124,27 @@ def kernel(source: str, name: str, shared: int = 0, **constants: int) -> Kernel:
 
 @functools.cache
 def _kernel(device: int, source: str, name: str, shared: int, constants: tuple[tuple[str, int], ...]) -> Kernel:
-    with _LOADING:
-        module = _module(device, source, constants)
-    function, context = ctypes.c_void_p(), ctypes.c_void_p()
-    _check(_driver().cuCtxGetCurrent(ctypes.byref(context)))
-    _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
+    key = device, source, constants
+    if key not in _MODULES:
+        with CAPTURE:  # loading may wait for the device; in backward's thread a module is there already
+            if key not in _MODULES:
+                _MODULES[key] = _loaded(device, source, constants)
+    module, function = _MODULES[key], ctypes.c_void_p()
+    _check(_driver().cuCtxSetCurrent(module.context))
+    _check(_driver().cuModuleGetFunction(ctypes.byref(function), module.handle, name.encode()))
     # Kernels that divide a multiprocessor's memory in different ways cannot run on it together.
     _check(_driver().cuFuncSetAttribute(function, SHARED_MEMORY_SHARE, 100))
     if shared > 48 * 1024:
         _check(_driver().cuFuncSetAttribute(function, SHARED_MEMORY_LIMIT, shared))
-    return Kernel(function, context, torch.cuda.get_device_capability(device) >= (9, 0))
+    return Kernel(function, module.context, torch.cuda.get_device_capability(device) >= (9, 0))
 
 
-@functools.cache
-def _module(device: int, source: str, constants: tuple[tuple[str, int], ...]) -> ctypes.c_void_p:
+class _Module(NamedTuple):
+    handle: ctypes.c_void_p
+    context: ctypes.c_void_p  # of its device
+
+
+def _loaded(device: int, source: str, constants: tuple[tuple[str, int], ...]) -> _Module:
     major, minor = torch.cuda.get_device_capability(device)
     code = files("ccfa.kernels").joinpath(source).read_text()
     options = [f"--gpu-architecture=sm_{major}{minor}", *OPTIONS, *(f"-D{key}={value}" for key, value in constants)]
@@ -144,10 +155,11 @@ def _module(device: int, source: str, constants: tuple[tuple[str, int], ...]) ->
     except OSError:
         binary = _compiled(code, source, options)
         _store(stored, binary)
-    module = ctypes.c_void_p()
     torch.cuda.current_stream(device).query()  # makes this thread use the device
+    module, context = ctypes.c_void_p(), ctypes.c_void_p()
     _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
-    return module
+    _check(_driver().cuCtxGetCurrent(ctypes.byref(context)))
+    return _Module(module, context)
 
 
 def _cache_folder() -> Path:

@@ -20,7 +20,7 @@ StepFunction = Callable[..., Losses]
 """A batch as one or more tensors -> losses."""
 
 WARM_UP_STEPS = 2  # lets cuDNN and the allocator settle before a capture
-_CAPTURE = threading.Lock()  # beginning a capture waits for the whole device, which ends another capture
+CAPTURE = threading.RLock()  # beginning a capture waits for the whole device, which ends another capture
 
 
 class Lane:
@@ -66,7 +66,7 @@ def lane_here(device: torch.device) -> Lane:
 
 def _load_linear_algebra(device: torch.device) -> None:
     """Have torch load its linear algebra, which it does at the first call and fails at if two threads are the first."""
-    with _CAPTURE:  # it may wait for the device
+    with CAPTURE:  # it may wait for the device
         if not _LOADED:
             torch.linalg.cholesky_ex(torch.ones(1, 1, device=device))
             _LOADED.append(device)
@@ -135,7 +135,7 @@ def captured(
     inputs = tuple(tensor.clone() for tensor in batch)
     state = [*network.parameters(), *network.buffers()]
     stream = lane_here(inputs[0].device).main
-    with _CAPTURE, torch.no_grad():
+    with CAPTURE, torch.no_grad():
         kept = [tensor.clone() for tensor in state]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), torch.enable_grad():

@@ -1,0 +1,80 @@
+"""Compiling and keeping CUDA sources, without a GPU."""
+
+import ctypes
+import shutil
+import subprocess
+from importlib.resources import files
+
+import pytest
+import torch
+
+from ccfa.kernels import cuda
+
+SOURCES = {  # with the constants that it is compiled with
+    "attack.cu": ["DIM=64", "PROXIES=10", "CRITERION=1", "ROWS=5", "THREADS=512", "IN_GLOBAL=0"],
+    "head_loss.cu": [
+        *("DIM=64", "PROXIES=10", "CRITERION=1", "ROWS=6", "WARPS=20", "IN_GLOBAL=0", "TILE=8", "THREADS=512"),
+    ],
+    "pod.cu": [],
+    "resnet.cu": [],
+    "rows.cu": [],
+    "targets.cu": [],
+}
+
+
+def test_every_source_is_listed():
+    assert {file.name for file in files("ccfa.kernels").iterdir() if file.name.endswith(".cu")} == set(SOURCES)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_sources_compile(name, tmp_path):
+    source = files("ccfa.kernels").joinpath(name)
+    constants = [f"-D{constant}" for constant in SOURCES[name]]
+    command = ["nvcc", "-arch=sm_90", *cuda.OPTIONS, *constants, "-ptx", "-o", tmp_path / "out.ptx", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_cpu_runs_them():
+    assert not cuda.can_run(torch.device("cpu"))
+
+
+def test_arguments_are_passed_as_the_kernels_declare_them():
+    tensor = torch.zeros(3)
+    passed = [cuda._as_c(argument) for argument in (tensor, 3, 0.5, None)]
+    assert [type(argument) for argument in passed] == [
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_float,
+        ctypes.c_void_p,
+    ]
+    assert [argument.value for argument in passed] == [tensor.data_ptr(), 3, 0.5, None]
+
+
+def test_machine_code_is_stored_whole_or_not_at_all(tmp_path):
+    cuda._store(tmp_path / "new" / "one.cubin", b"code")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["one.cubin"]
+    assert (tmp_path / "new" / "one.cubin").read_bytes() == b"code"
+    (tmp_path / "file").write_bytes(b"")
+    cuda._store(tmp_path / "file" / "one.cubin", b"code")  # nothing can be written there
+
+
+class Nvrtc:
+    """NVRTC that refuses every source."""
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            if name == "nvrtcGetProgramLogSize":
+                arguments[1]._obj.value = 8
+            if name == "nvrtcGetProgramLog":
+                arguments[1].value = b"line 1"
+            return 6 if name == "nvrtcCompileProgram" else 0
+
+        return call
+
+
+def test_a_refused_source_says_why(monkeypatch):
+    monkeypatch.setattr(cuda, "_nvrtc", Nvrtc)
+    with pytest.raises(cuda.CompileError, match=r"one\.cu:\nline 1"):
+        cuda._compiled("code", "one.cu", ["--std=c++17"])
