@@ -167,9 +167,9 @@ struct Norm {
   float *moments;  // (2, C): mean and inverse deviation of the batch, for backward
 };
 
-// Sums as whole numbers: of results and their squares, with steps of 2^-20, and of gradients, with steps of 2^-40. The
-// variance is added to eps = 1e-5, beside which the steps are small; no finite sum of a network that learns is as large
-// as 2^31 times the smallest number of pixels, and beyond it sums stay at their limit.
+// Sums as whole numbers: of results and their squares, in steps of 2^-20, and of gradients, in steps of 2^-40. Beside
+// eps = 1e-5, which is added to the variance, such steps are small. The sum of one image stays within 2^52 steps, so that
+// those of a thousand images cannot overflow; a network whose results are that large no longer learns.
 typedef unsigned long long u64;
 constexpr float RESULT_STEPS = 1048576.f, GRADIENT_STEPS = 1099511627776.f, LIMIT = 4503599627370496.f;  // 2^52
 
