@@ -52,12 +52,23 @@ def test_arguments_are_passed_as_the_kernels_declare_them():
     assert [argument.value for argument in passed] == [tensor.data_ptr(), 3, 0.5, None]
 
 
-def test_machine_code_is_stored_whole_or_not_at_all(tmp_path):
-    cuda._store(tmp_path / "new" / "one.cubin", b"code")
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["one.cubin"]
-    assert (tmp_path / "new" / "one.cubin").read_bytes() == b"code"
+def test_machine_code_is_kept_and_recalled(tmp_path):
+    path = tmp_path / "kernels" / "one.cubin"
+    assert cuda._recalled(path) is None
+    cuda._keep(path, b"code")
+    assert cuda._recalled(path) == b"code"
     (tmp_path / "file").write_bytes(b"")
-    cuda._store(tmp_path / "file" / "one.cubin", b"code")  # nothing can be written there
+    cuda._keep(tmp_path / "file" / "one.cubin", b"code")  # nothing can be written there
+
+
+def test_a_gpu_that_nvrtc_cannot_compile_for_runs_none(monkeypatch):
+    def refused(*_):
+        raise cuda.CompileError("unknown architecture")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (99, 0))
+    monkeypatch.setattr(cuda, "kernel", refused)
+    assert not cuda.can_run.__wrapped__(torch.device("cuda"))
 
 
 class Nvrtc:

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 from ccfa.kernels.resnet import Run, _Images, chain_features
 from ccfa.models import BACKBONES
+from ccfa.models.backbone import ChainBackbone
 from ccfa.models.resnet import Block, as_chain
 
 ROUNDING = 2**-8  # of a number stored in bfloat16
@@ -41,6 +43,17 @@ def test_which_backbones_are_chains(name):
         backbone = BACKBONES[name](3)
         ends = [sum(isinstance(part, Block) for part in level) for level in backbone.levels]
         assert [end + 1 for end in chain.ends] == [sum(ends[: i + 1]) for i in range(len(ends))]
+
+
+@pytest.mark.parametrize("levels", [[nn.Conv2d(3, 8, 1)], [nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU())]])
+def test_backbones_of_other_parts_are_no_chains(levels):
+    assert as_chain(ChainBackbone(levels, 8)) is None
+
+
+def test_a_parametrised_convolution_is_left_to_torch():
+    made = BACKBONES["resnet32-podnet"](3)
+    weight_norm(made.levels[1][0].conv1)
+    assert as_chain(made) is None
 
 
 def test_without_a_gpu_no_kernel_is_used():
@@ -176,6 +189,10 @@ def test_gradients_are_as_near_to_float64_as_torchs(num):
 
     mine = gradients(made, chain_features(as_chain(made), batch))
     again = gradients(made, chain_features(as_chain(made), batch))
+    features = chain_features(as_chain(made), batch)
+    for _ in range(2):  # the same from one forward pass
+        parts = torch.autograd.grad(loss(*features), list(made.parameters()), retain_graph=True)
+        assert all(torch.equal(one, other) for one, other in zip(mine, parts, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(mine, again, strict=True))
     with torch.autocast("cuda", torch.bfloat16):
         usual = gradients(made, tuple(made(batch)))

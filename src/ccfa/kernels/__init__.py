@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import has_torch_function_unary
 
-from ccfa.kernels.attack import confident_classes, fused_attack
+from ccfa.kernels.attack import DIMS, confident_classes, fused_attack
 from ccfa.kernels.cuda import can_run
 from ccfa.kernels.head_loss import head_loss
 
@@ -32,7 +32,6 @@ if importlib.util.find_spec("triton"):
     from ccfa.kernels import convolution_kernel as kernel
 
 NARROW = (16, 32, 64)  # channels of a convolution
-DIMS = (16, 32, 64, 128)  # of attacked features: powers of two; more do not fit into registers
 
 
 class Conv3x3(nn.Conv2d):

@@ -1,14 +1,14 @@
 """Kernels in CUDA C++: compiled for this GPU by NVRTC, which torch brings along, and launched through the driver.
 
-The machine code is kept on disk beside torch's own, so that each source is compiled once on a machine.
+The machine code is kept in the folder `kernels` of the cache, so that each source is compiled once on a machine.
 """
 
 import ctypes
 import functools
 import hashlib
 import os
-import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ccfa.data import cache_folder
+from ccfa.errors import CcfaError
+from ccfa.files import read_file, write_atomically
 from ccfa.kernels.graphs import CAPTURE
 
 OPTIONS = ("--std=c++17", "--use_fast_math")
@@ -99,7 +102,7 @@ def can_run(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.cuda is None or torch.cuda.get_device_capability(device) < (8, 0):
         return False
     try:
-        _nvrtc()
+        kernel("rows.cu", "normalise")  # the smallest
     except CompileError:
         return False
     return True
@@ -149,34 +152,31 @@ def _loaded(device: int, source: str, constants: tuple[tuple[str, int], ...]) ->
     code = files("ccfa.kernels").joinpath(source).read_text()
     options = [f"--gpu-architecture=sm_{major}{minor}", *OPTIONS, *(f"-D{key}={value}" for key, value in constants)]
     key = hashlib.sha256("\0".join([code, *options, str(torch.version.cuda)]).encode()).hexdigest()
-    stored = _cache_folder() / f"{Path(source).stem}-{key[:32]}.cubin"
-    try:
-        binary = stored.read_bytes()
-    except OSError:
-        binary = _compiled(code, source, options)
-        _store(stored, binary)
+    folder = cache_folder()
+    stored = folder / "kernels" / f"{Path(source).stem}-{key}.cubin" if folder else None
     torch.cuda.current_stream(device).query()  # makes this thread use the device
     module, context = ctypes.c_void_p(), ctypes.c_void_p()
-    _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
     _check(_driver().cuCtxGetCurrent(ctypes.byref(context)))
+    known = _recalled(stored) if stored else None
+    if known is None or _driver().cuModuleLoadData(ctypes.byref(module), known):  # it is not there, or damaged
+        binary = _compiled(code, source, options)
+        _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
+        if stored:
+            _keep(stored, binary)
     return _Module(module, context)
 
 
-def _cache_folder() -> Path:
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    return Path(folder) / "ccfa" if folder else Path.home() / ".cache" / "ccfa" / "kernels"
+def _recalled(path: Path) -> bytes | None:
+    with suppress(CcfaError):
+        return read_file(path)
+    return None
 
 
-def _store(path: Path, binary: bytes) -> None:
-    """Write the file whole or not at all; where it cannot be written, the next process compiles again."""
-    try:
+def _keep(path: Path, binary: bytes) -> None:
+    """Where it cannot be written, the next process compiles again."""
+    with suppress(CcfaError, OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(binary)
-        os.replace(name, path)
-    except OSError:
-        pass
+        write_atomically(path, binary)
 
 
 def _compiled(code: str, name: str, options: Sequence[str]) -> bytes:

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ccfa.kernels.attack import CRITERIA, SIMILARITIES
+from ccfa.kernels.attack import CRITERIA, DIMS, SIMILARITIES
 from ccfa.kernels.cuda import can_run, kernel, shared_memory
 
-DIMS = (16, 32, 64, 128)
 MAX_ROWS = 8  # features of a block: a thread has a sum for each of them
 SLAB = 32  # proxies that a warp has at a time
 ENOUGH_SLABS = 8  # in shared memory at a time, for speed

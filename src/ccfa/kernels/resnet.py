@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ccfa.kernels.cuda import Kernel, can_run, kernel, shared_memory
 from ccfa.kernels.graphs import aside, lane_here
@@ -229,6 +230,7 @@ class _Chain(torch.autograd.Function):
         return tuple(output.detach() for output in run.forward())  # what the run keeps must not keep the run
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         *of_maps, of_embedding = gradients
         found = ctx.run.parameter_gradients(of_maps, of_embedding)
@@ -248,14 +250,15 @@ class Run:
         self.eps, self.momentum = norm.eps, float(norm.momentum or 0)
         outs = [unit.conv.out_channels for unit in chain.units]
         self.results = [_map(self.num, out, self.device) for out in outs]
-        # For each channel the sum of results and of their squares, and of gradients and of gradients times results.
-        sums, self.flat_gradient_sums = torch.zeros(2, 2 * sum(outs), dtype=torch.int64, device=self.device)
-        self.sums, self.gradient_sums = (
-            flat.split([2 * out for out in outs]) for flat in (sums, self.flat_gradient_sums)
-        )
+        self.sums = self.zeros().split([2 * out for out in outs])  # of each channel's results and of their squares
         self.moments = [torch.empty(2, out, device=self.device) for out in outs]
         # What is made of each result: what the next convolution reads, and the trunk where a block or the stem ends.
         self.made = [_map(self.num, out, self.device) for out in outs]
+
+    def zeros(self) -> Tensor:
+        """Two sums for each channel of each result."""
+        channels = sum(unit.conv.out_channels for unit in self.chain.units)
+        return torch.zeros(2 * channels, dtype=torch.int64, device=self.device)
 
     def norm(self, index: int) -> _Norm:
         norm, moments = self.chain.units[index].norm, self.moments[index]
@@ -301,7 +304,8 @@ class Run:
             of_embedding = torch.zeros(num, 64, device=self.device)
         gradients = self.gradients = [torch.empty_like(result) for result in self.results]  # after each batch norm
         self.of_results = [torch.empty_like(result) for result in self.results]  # before it
-        sums = self.gradient_sums
+        flat = self.zeros()  # afresh each time: of gradients, and of gradients times normalised results
+        sums = flat.split([len(one) for one in self.sums])
         mask = BY_TRUNK if self.chain.relu[-1] else ALL
         kernel("resnet.cu", "backward_start")(
             (num,), THREADS, of_embedding.contiguous(), external[last], self.made[last], mask, self.before(last),
@@ -334,7 +338,7 @@ class Run:
         of_weights = self.stem_gradient()
         for ready in waiting[::-1]:
             of_weights += ready()
-        of_norms = (self.flat_gradient_sums / GRADIENT_STEPS).split([len(sum) for sum in sums])
+        of_norms = (flat / GRADIENT_STEPS).split([len(one) for one in sums])
         return [*of_weights, *(part for both in of_norms for part in reversed(both.view(2, -1).unbind()))]
 
     def groups(self) -> list[list[int]]:

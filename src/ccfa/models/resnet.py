@@ -113,17 +113,17 @@ def as_chain(backbone: Backbone) -> Chain | None:
     """The backbone as our kernels see it, or None if it is made of other parts."""
     if type(backbone) is not ChainBackbone:
         return None
-    levels = [list(level.children()) for level in backbone.levels]
-    (conv, norm, relu), *rest = levels[0][:3], levels[0][3:], *levels[1:]
-    blocks = [block for level in rest for block in level if isinstance(block, Block) and block.is_plain]
-    if not (isinstance(conv, Conv3x3) and isinstance(norm, nn.BatchNorm2d) and isinstance(relu, nn.ReLU)):
+    first, *later = [list(level.children()) for level in backbone.levels]
+    stem, rest = first[:3], [first[3:], *later]
+    blocks = [block for level in rest for block in level if type(block) is Block and block.is_plain]
+    if [type(part) for part in stem] != [Conv3x3, nn.BatchNorm2d, nn.ReLU] or len(blocks) < sum(map(len, rest)):
         return None
-    if len(blocks) < sum(map(len, rest)):
+    pairs = [(stem[0], stem[1])]
+    for block in blocks:
+        pairs += [(block.conv1, block.norm1), (block.conv2, block.norm2)]
+    units = [Unit(conv, norm) for conv, norm in pairs if type(conv) is Conv3x3 and type(norm) is nn.BatchNorm2d]
+    if len(units) < len(pairs):  # somebody has replaced or parametrised one
         return None
-    units = [
-        Unit(conv, norm),
-        *(unit for block in blocks for unit in (Unit(block.conv1, block.norm1), Unit(block.conv2, block.norm2))),
-    ]
     ends = itertools.accumulate(map(len, rest), initial=-1)
     return Chain(tuple(units), tuple(block.relu for block in blocks), tuple(ends)[1:])
 
