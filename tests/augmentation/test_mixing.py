@@ -126,7 +126,7 @@ def test_the_previous_network_sees_the_same_mixing():
     learner = begun(method, STAGES[1])
     learner.network.eval()
     for seed in range(4):
-        losses = step_losses(learner, learner.training_rows()[:16], method.phases(STAGES[1])[0], seeded(seed))
+        losses = step_losses(learner, learner.training_rows()[:16], method.phases(STAGES[1])[0], seeded(seed)).read()
         assert losses["pod-flat"].item() == pytest.approx(0, abs=1e-5)
         assert losses["pod-spatial"].item() == pytest.approx(0, abs=1e-5)
 

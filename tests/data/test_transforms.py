@@ -21,27 +21,28 @@ def images():
 
 
 def test_training_images_are_pillows(images):
-    draws = CIFAR100_PODNET.draw(len(images), seeded(5))
-    for found, image, (top, left), mirrored, factor in zip(
+    draws, strength = CIFAR100_PODNET.draw(len(images), seeded(5)), CIFAR100_PODNET.brightness
+    for found, image, (top, left), flip, brightness in zip(
         CIFAR100_PODNET.train(images, seeded(5)), images, *map(torch.Tensor.tolist, draws[:3]), strict=True
     ):
         picture = ImageOps.expand(Image.fromarray(image.permute(1, 2, 0).numpy()), border=4, fill=0)
         picture = picture.crop((left, top, left + 5, top + 6))
-        picture = ImageOps.mirror(picture) if mirrored else picture
-        pixels = np.asarray(ImageEnhance.Brightness(picture).enhance(factor))
+        picture = ImageOps.mirror(picture) if flip < 0.5 else picture
+        pixels = np.asarray(ImageEnhance.Brightness(picture).enhance(1 + strength * (2 * brightness - 1)))
         expected = (pixels / 255 - CIFAR100_PODNET.mean) / CIFAR100_PODNET.std
         np.testing.assert_allclose(found.permute(1, 2, 0).numpy(), expected, atol=1e-6)
 
 
 def test_draws_are_uniform():
     transforms = Transforms((0.5,), (0.5,), padding=1, flip=True, brightness=0.2, cutout=2)
-    offsets, flips, factors, *_, centres = transforms.draw(9000, seeded(), 3, 5)
+    offsets, *uniform, _, _, centres = transforms.draw(9000, seeded(), 3, 5)
     counts = torch.bincount(3 * offsets[:, 0] + offsets[:, 1], minlength=9)
     assert torch.all((counts - 1000).abs() < 150)  # five standard deviations
-    assert abs(flips.sum() - 4500) < 240
-    assert 0.8 <= factors.min() < 0.801
-    assert 1.199 < factors.max() <= 1.2
-    assert abs(factors.mean() - 1) < 0.006
+    for drawn in uniform:  # flips and brightness
+        assert 0 <= drawn.min() < 0.003
+        assert 0.997 < drawn.max() < 1
+        assert abs(drawn.mean() - 0.5) < 0.015
+        assert abs((drawn < 0.5).sum() - 4500) < 240
     counts = torch.bincount(5 * centres[:, 0] + centres[:, 1], minlength=15)
     assert torch.all((counts - 600).abs() < 120)
 

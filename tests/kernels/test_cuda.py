@@ -18,6 +18,7 @@ SOURCES = {  # with the constants that it is compiled with
     "pod.cu": [],
     "resnet.cu": [],
     "rows.cu": [],
+    "sgd.cu": [],
     "targets.cu": [],
 }
 

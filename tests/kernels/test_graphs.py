@@ -20,7 +20,6 @@ def log(monkeypatch):
     class Stream:
         def __init__(self, name):
             self.wait_stream = lambda other: happened.append((name, "waits for stream", other.name))
-            self.wait_event = lambda event: happened.append((name, "waits for event"))
             self.synchronize = lambda: happened.append((name, "is waited for"))
             self.name = name
 
@@ -28,7 +27,10 @@ def log(monkeypatch):
         def record(self, stream):
             happened.append((stream.name, "records"))
 
-    monkeypatch.setattr(graphs, "_unshared_stream", lambda device: Stream("own"))
+        def wait(self):
+            happened.append("the current stream waits")
+
+    monkeypatch.setattr(graphs, "_unshared_stream", lambda device, priority: Stream("own"))
     monkeypatch.setattr(graphs, "_HERE", graphs._Here())
     monkeypatch.setattr(graphs, "_IDLE", {0: [], 1: []})
     monkeypatch.setattr(graphs, "_LOADED", [])
@@ -72,4 +74,4 @@ def test_a_branch_forks_at_once_and_joins_when_it_is_read(log):
     value = aside("branch", CUDA, lambda: log.append("computes") or 7)
     assert log == [("own", "waits for stream", "main"), "computes", ("own", "records")]
     assert value() == 7
-    assert log[3:] == [("main", "waits for event")]
+    assert log[3:] == ["the current stream waits"]

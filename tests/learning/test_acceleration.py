@@ -2,7 +2,6 @@
 
 import copy
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 
 from ccfa.augmentation import CCFA
 from ccfa.errors import ResourceError, UsageError
+from ccfa.kernels.graphs import Aside
 from ccfa.learning import Learner
 from ccfa.learning import acceleration as speed
 from ccfa.learning.acceleration import (
@@ -21,7 +21,9 @@ from ccfa.learning.acceleration import (
     suit_threads,
     threads_for,
 )
-from ccfa.learning.loop import prepare_phase
+from ccfa.learning.late import late_part
+from ccfa.learning.loop import descend, prepare_phase
+from ccfa.learning.step import Parts
 from ccfa.methods import with_augmentation
 from ccfa.models import ChainBackbone
 from toys import STAGES, Recorder, begun, plugged, tiny, toy_images
@@ -161,7 +163,8 @@ class NoAcceleration:
 
     def __init__(self):
         self.fused = lambda function: function
-        self.aside = lambda name, device, compute: partial(lambda value: value, compute())
+        self.has_branches = lambda device: False
+        self.aside = lambda name, device, compute: Aside(compute())
         self.prepare = lambda step, *others: step
         self.features = lambda backbone, images, mixing=None: backbone(images, mixing)
         self.place = lambda network, device: network
@@ -190,9 +193,53 @@ def test_cpu_steps_are_the_plain_steps(name, augmentation):
     assert plain == switched_on == usual
 
 
+@pytest.mark.parametrize("rest", [{}, {"weight": 0.5}, {"start": "noise"}])
+@pytest.mark.parametrize("name", ["podnet", "icarl", "finetune", "pass", "bic", "afc", "ucir"])
+def test_late_samples_change_nothing(monkeypatch, name, rest):
+    """With branches, CCFA's samples are made beside backward; the gradients of the two parts of L_cls add up."""
+    method = with_augmentation(tiny(name), CCFA(count=2, steps=3, **rest))
+    monkeypatch.setattr(speed, "aside", lambda name, device, compute: Aside(compute()))
+    (plain,) = second_stages(method, [Acceleration()])
+    monkeypatch.setattr(Acceleration, "has_branches", lambda self, device: True)
+    made = []
+    monkeypatch.setattr("ccfa.learning.step.late_part", lambda *given: made.append(late_part(*given)) or made[-1])
+    (branched,) = second_stages(method, [Acceleration()])
+    assert len(made) >= len(branched)
+    for one, other in zip(plain, branched, strict=True):
+        assert other == pytest.approx(one, rel=1e-5, abs=1e-6)
+
+
+class Other(CCFA):
+    """May do anything."""
+
+
+@pytest.mark.parametrize(
+    "augmentation",
+    [CCFA(gradient_to_backbone=True), CCFA(backbone_weight=0.5), CCFA(target="random"), CCFA(count=0), Other()],
+)
+@pytest.mark.parametrize("name", ["podnet", "foster", "der"])
+def test_samples_that_backward_waits_for_are_never_late(monkeypatch, name, augmentation):
+    """FOSTER and DER have features wider than the old head, so that any of CCFA's would have other weights."""
+    augmentation = augmentation if name == "podnet" else CCFA(count=2, steps=3)
+    method = with_augmentation(tiny(name, epochs=1), augmentation)
+    monkeypatch.setattr(speed, "aside", lambda name, device, compute: Aside(compute()))
+    monkeypatch.setattr("ccfa.learning.step.late_part", None)
+    (plain,) = second_stages(method, [Acceleration()])
+    monkeypatch.setattr(Acceleration, "has_branches", lambda self, device: True)
+    (branched,) = second_stages(method, [Acceleration()])
+    assert branched == plain
+
+
+def test_a_step_that_trains_nothing_is_an_error():
+    frozen = nn.Parameter(torch.ones(1), requires_grad=False)
+    parts = Parts({"classification": Aside(frozen.sum())})
+    with pytest.raises(RuntimeError, match="grad"):
+        descend(parts.roots(), torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1), [frozen])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("augmentation", ["nothing", "ccfa"])
-@pytest.mark.parametrize("name", ["podnet", "icarl", "finetune", "geodl", "fetril"])
+@pytest.mark.parametrize("name", ["podnet", "icarl", "finetune", "geodl", "fetril", "afc", "ucir", "bic", "foster"])
 def test_a_graph_makes_the_same_steps(name, augmentation):
     """PODNet's attack is a kernel; iCaRL's and fine-tuning's use autograd inside the capture, iCaRL reads its share.
 

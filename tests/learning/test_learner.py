@@ -80,7 +80,7 @@ def test_augmented_features_never_touch_the_terms():
         learner = begun(method, STAGES[1])
         learner.network.train()
         main = method.phases(STAGES[1])[0]
-        return step_losses(learner, learner.training_rows()[:16], main, learner.generator("one step"))
+        return step_losses(learner, learner.training_rows()[:16], main, learner.generator("one step")).read()
 
     without, with_ccfa = losses(tiny("podnet")), losses(with_augmentation(tiny("podnet"), CCFA(count=2)))
     changed = [name for name in without if not torch.equal(without[name], with_ccfa[name])]

@@ -70,7 +70,7 @@ def test_the_term_weighs_by_importance(importance):
     learner.terms[0].importance.fill_(importance)
     learner.network.train()  # batch statistics make the maps differ
     rows, main = learner.training_rows(), learner.method.phases(STAGES[1])[0]
-    losses = step_losses(learner, rows, main, learner.generator("step"))
+    losses = step_losses(learner, rows, main, learner.generator("step")).read()
     images = learner.method.transforms.train(learner.train.images[rows], learner.generator("step"))
     maps = [
         [level.detach().numpy() for level in network.backbone(images).maps]

@@ -60,7 +60,7 @@ def test_loss_uses_the_corrected_teacher(loss, untransformed):
 
     teacher, logits = scores(learner.previous), scores(learner.network)
     teacher[:, 2:] = 0.5 * teacher[:, 2:] - 0.25
-    losses = step_losses(learner, rows, learner.method.phases(stage)[0], learner.generator("step"))
+    losses = step_losses(learner, rows, learner.method.phases(stage)[0], learner.generator("step")).read()
     reference_loss = {"authors": reference.softened_cross_entropy, "inclearn": reference.softened_sigmoids}[loss]
     weight, rest = {"authors": (4 / 6, 2 / 6), "inclearn": (1, 1)}[loss]
     expected = weight * reference_loss(teacher, logits[:, :4], 2.0)
@@ -75,7 +75,7 @@ def test_correction_phase_trains_two_numbers(untransformed):
     rows, correction = held_out_exemplars(learner), learner.method.phases(STAGES[1])[1]
     with torch.no_grad():
         logits = learner.network.eval()(learner.method.transforms.test(learner.train.images[rows]))
-    losses = step_losses(learner, rows, correction, learner.generator("step"))
+    losses = step_losses(learner, rows, correction, learner.generator("step")).read()
     expected = reference.cross_entropy(logits.double().numpy(), learner.train.labels[rows].numpy()).mean()
     assert losses["loss"].item() == pytest.approx(expected, rel=1e-5)  # not weighted by 1 - lambda
     assert set(losses) == {"classification", "loss"}

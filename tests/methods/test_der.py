@@ -63,7 +63,7 @@ def test_only_the_newest_branch_and_the_heads_train():
 def test_losses_are_those_of_numpy():
     learner, main = prepared(STAGES[2])
     rows = learner.training_rows()[::3]
-    losses = {name: loss.item() for name, loss in step_losses(learner, rows, main, seeded(0)).items()}
+    losses = {name: loss.item() for name, loss in step_losses(learner, rows, main, seeded(0)).read().items()}
     images = learner.method.transforms.train(learner.train.images[rows], seeded(0))
     features = learner.network.backbone(images).embedding.detach().double().numpy()
     head, labels = learner.network.head, learner.train.labels[rows].numpy()

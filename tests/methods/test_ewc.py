@@ -56,7 +56,7 @@ def moved():
 
 def losses_of(learner):
     rows, (main,) = learner.training_rows(), learner.method.phases(learner.stage)
-    return step_losses(learner, rows, main, learner.generator("step"))
+    return step_losses(learner, rows, main, learner.generator("step")).read()
 
 
 def flat(network):

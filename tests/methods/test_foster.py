@@ -30,7 +30,7 @@ def prepared(phase):
 def losses_and_features(learner, phase):
     """The losses of a step, the features it has seen, as NumPy has them, and the labels."""
     rows = learner.training_rows()[::3]
-    losses = {name: loss.item() for name, loss in step_losses(learner, rows, phase, seeded(0)).items()}
+    losses = {name: loss.item() for name, loss in step_losses(learner, rows, phase, seeded(0)).read().items()}
     images = learner.method.transforms.train(learner.train.images[rows], seeded(0))
     features = learner.network.backbone(images).embedding.detach()
     return losses, features, learner.train.labels[rows].numpy()

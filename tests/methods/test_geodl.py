@@ -116,7 +116,7 @@ def test_term_takes_the_last_map_in_quarters(monkeypatch):
         maps = [network.backbone(images).maps[-1] for network in (learner.previous, learner.network)]
     assert maps[0].shape[2:] == (2, 2)
     expected = 5 * math.sqrt(2 / 1) * geodesic_distance(*(level.flatten(1) for level in maps)).item()
-    losses = step_losses(learner, rows, learner.method.phases(stage)[0], learner.generator("step"))
+    losses = step_losses(learner, rows, learner.method.phases(stage)[0], learner.generator("step")).read()
     assert losses.keys() == {"classification", "geodesic", "loss"}
     assert losses["geodesic"].item() == pytest.approx(expected, rel=1e-4)
     assert expected > 1e-4

@@ -38,7 +38,7 @@ class Batch:
             previous_features=previous,
             generator=torch.Generator(),
             samples=samples,
-            _all_samples=lambda: samples._replace(weights=samples.weights / share),
+            _total_weight=lambda: samples.weights.sum() / share,
             network=Network(nn.Identity(), self.head),
             previous=Network(nn.Identity(), self.previous_head),
         )
@@ -85,7 +85,9 @@ def test_the_loss_of_a_step_is_never_negative(plug_in):
     learner = begun(method, STAGES[1])
     with torch.no_grad():  # a previous network that is sure of itself pulls hardest
         learner.previous.head.new.mul_(100)
-    losses = step_losses(learner, learner.training_rows(), method.phases(STAGES[1])[0], learner.generator("step"))
+    losses = step_losses(
+        learner, learner.training_rows(), method.phases(STAGES[1])[0], learner.generator("step")
+    ).read()
     assert losses["loss"].item() >= 0
     assert set(losses) == {"classification", "distillation", "loss"}
 

@@ -37,7 +37,7 @@ def step_of(learner: Learner, seed: int = 0) -> Step:
     generator = torch.Generator().manual_seed(seed)
     labels, network = torch.tensor([4, 5, 4, 5]), learner.network
     samples = Samples.of(features.embedding, labels)
-    return Step(learner.stage, labels, network, features, network, features, generator, samples, lambda: samples)
+    return Step(learner.stage, labels, network, features, network, features, generator, samples, samples.weights.sum)
 
 
 @pytest.mark.parametrize("name", ["il2a", "pass"])
@@ -121,7 +121,7 @@ def test_turned_classes_compete_in_the_classification():
     learner = begun(replace(tiny("pass", epochs=1), transforms=PLAIN), STAGES[2])
     learner.network.eval()
     rows, head = learner.train.rows(4, 6), learner.network.head
-    losses = step_losses(learner, rows, learner.method.phases(STAGES[2])[0], learner.generator("step"))
+    losses = step_losses(learner, rows, learner.method.phases(STAGES[2])[0], learner.generator("step")).read()
     images = PLAIN.test(learner.train.images[rows])
     turned = torch.cat([torch.rot90(images, turns, (2, 3)) for turns in range(4)])
     with torch.no_grad():

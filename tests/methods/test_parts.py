@@ -81,7 +81,7 @@ def test_distillation_terms(stage):
     )
     samples = Samples.of(current.embedding, labels)
     network = Network(nn.Identity(), CosineHead(5))
-    step = Step(stage, labels, network, current, network, previous, torch.Generator(), samples, lambda: samples)
+    step = Step(stage, labels, network, current, network, previous, torch.Generator(), samples, samples.weights.sum)
     flat = EmbeddingDistillation("flat", 3.0, seen_to_new, cosine_distance)
     expected = 3 * math.sqrt(stage.num_seen / stage.num_new) * cosine_distance(previous.embedding, current.embedding)
     assert flat(step).item() == pytest.approx(expected.item(), rel=1e-5)

@@ -22,7 +22,7 @@ def test_losses_are_sums_of_batch_means(num_new, monkeypatch):
     with torch.no_grad():
         embedding = learner.network.backbone(images).embedding.double().numpy()
         previous = learner.previous.backbone(images).embedding.double().numpy()
-    losses = step_losses(learner, rows, learner.method.phases(stage)[0], learner.generator("step"))
+    losses = step_losses(learner, rows, learner.method.phases(stage)[0], learner.generator("step")).read()
     weights = head.weights.detach().double().numpy()
     cosines = np.array([[reference.cosine(row, weight) for weight in weights] for row in embedding])
     expected = reference.cross_entropy(head.scale.item() * cosines, labels).mean()

@@ -56,7 +56,7 @@ def test_loss_as_the_reference(name, stage):
         return (embedding @ weights[:, :-1].T + weights[:, -1]).numpy()
 
     teacher, logits = scores(learner.previous), scores(learner.network)
-    losses = step_losses(learner, rows, main, learner.generator("step"))
+    losses = step_losses(learner, rows, main, learner.generator("step")).read()
     distilled = reference.softened_cross_entropy(teacher, logits[:, :num_old], 2.0)
     if name == "wa":
         share = num_old / stage.num_seen
@@ -165,7 +165,7 @@ def test_ccfa_gives_old_classes_samples(name):
     for augmentation in ("nothing", "ccfa"):
         learner = begun(plugged(tiny(name, epochs=1), augmentation), STAGES[1])
         rows, (main,) = learner.training_rows(), learner.method.phases(STAGES[1])
-        loss = step_losses(learner, rows, main, learner.generator("step"))["classification"]
+        loss = step_losses(learner, rows, main, learner.generator("step")).read()["classification"]
         gradients.append(torch.autograd.grad(loss, learner.network.head.old)[0])
     assert not gradients[0].any()
     assert gradients[1].any()

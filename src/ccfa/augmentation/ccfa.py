@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from ccfa.augmentation.samples import Criterion, Samples, compared_directions
-from ccfa.augmentation.targets import TargetRule, Targets, most_confident, target_rule
+from ccfa.augmentation.targets import TargetRule, Targets, most_confident, own_classes, target_rule
 from ccfa.errors import UsageError
 from ccfa.kernels import confident_classes, full_precision, sphere_attack
 from ccfa.models import Head
@@ -85,7 +85,31 @@ class CCFA:
         """The samples followed by `count` augmented ones per row: [Z_k, Z'_k] with [Y, Y_pseudo]."""
         if old_head is None or self.count == 0:
             return samples
+        features, labels, weights = self.added(samples, head, old_head, criterion, generator)
+        if self.backbone_weight is None:
+            return samples.and_also(features, labels, weights)
+        real = samples.weights.sum()
+        rescaled = scale_gradient(samples.features, self.backbone_weight * (real + weights.sum()) / real)
+        return samples._replace(features=rescaled).and_also(features, labels, weights)
 
+    def may_be_late(self, labels: Tensor) -> bool:
+        """Whether its samples are constants whose weights follow from the batch's labels (N, L).
+
+        This holds for features as wide as the old head. A subclass may do anything.
+        """
+        constant = not self.gradient_to_backbone and self.backbone_weight is None
+        known = target_rule(self.target) is most_confident and labels.shape[1] == 1
+        return type(self) is CCFA and self.count > 0 and constant and known
+
+    def weights_ahead(self, labels: Tensor, old_head: Head) -> Tensor:
+        """The weights (count * N,) of the samples that it will add to those with these labels, if it may be late."""
+        valid = ~own_classes(labels, old_head.num_classes).all(dim=1)
+        return self.weight * valid.float().repeat(self.count)
+
+    def added(
+        self, samples: Samples, head: Head, old_head: Head, criterion: Criterion, generator: Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What is added to the samples: features, labels and weights of `count` rows per row."""
         own, num_old, rule = samples.weighing_labels, old_head.num_classes, target_rule(self.target)
 
         def targets(features: Tensor) -> Targets:
@@ -100,12 +124,7 @@ class CCFA:
         features, labels, weights = self.augment(
             samples.features, own, targets, old_head, criterion, num_old, generator
         )
-        weights = weights if self.weight == 1 else self.weight * weights
-        if self.backbone_weight is None:
-            return samples.and_also(features, labels, weights)
-        real = samples.weights.sum()
-        rescaled = scale_gradient(samples.features, self.backbone_weight * (real + weights.sum()) / real)
-        return samples._replace(features=rescaled).and_also(features, labels, weights)
+        return features, labels, weights if self.weight == 1 else self.weight * weights
 
     def augment(
         self,

@@ -1,7 +1,7 @@
 """Samples: the labelled features that L_cls is computed on, and the only thing feature augmentations see."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
@@ -124,16 +124,45 @@ class FeatureAugmentation(Protocol):
     ) -> Samples: ...
 
 
-def classification_loss(samples: Samples, head: Head, criterion: Criterion) -> Tensor:
-    """L_cls: the criterion's weighted mean over all labels of all samples."""
+@runtime_checkable
+class LateAugmentation(FeatureAugmentation, Protocol):
+    """A feature augmentation that adds constants, which can be made while the backbone's gradients are computed.
+
+    These depend on such samples by their weights alone, because L_cls is a weighted mean. See `CCFA`.
+    """
+
+    def may_be_late(self, labels: Tensor) -> bool: ...
+
+    def weights_ahead(self, labels: Tensor, old_head: Head) -> Tensor: ...
+
+    def added(
+        self, samples: Samples, head: Head, old_head: Head, criterion: Criterion, generator: Generator
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+def classification_loss(
+    samples: Samples, head: Head, criterion: Criterion, other_weights: Tensor | None = None
+) -> Tensor:
+    """L_cls: the criterion's weighted mean over all labels of all samples.
+
+    Args:
+        samples: The samples.
+        head: The current head.
+        criterion: l_cls.
+        other_weights: Those of samples that count in the mean but are not among these. The two parts of the mean add up
+            to that of all samples.
+    """
     problem = compared_directions(head, criterion) if can_run(samples.features.device) else None
-    loss = head_loss(samples.features, samples.labels, samples.weights, *problem) if problem else None
+    loss = None
+    if problem:
+        loss = head_loss(samples.features, samples.labels, samples.weights, *problem, other_weights=other_weights)
     if loss is not None:
         return loss
     losses = torch.stack(
         [criterion(head(samples.features, labels), labels) for labels in samples.labels.unbind(dim=1)], dim=1
     )
-    return (samples.weights * losses).sum() / samples.weights.sum()
+    total = samples.weights.sum()
+    return (samples.weights * losses).sum() / (total if other_weights is None else total + other_weights.sum())
 
 
 def compared_directions(head: object, criterion: Criterion) -> tuple[Tensor, Tensor, str, str] | None:

@@ -23,8 +23,8 @@ class Draws(NamedTuple):
     """The random numbers for a batch; None where a transform is off."""
 
     offsets: Tensor | None = None  # [B, 2]: of the crop's window, every one equally likely; [B, 4] of a resized window
-    flips: Tensor | None = None  # bool [B]: with probability 1/2
-    factors: Tensor | None = None  # [B]: of brightness, uniform in [1 - strength, 1 + strength]
+    flips: Tensor | None = None  # [B], uniform from 0 to 1: below 1/2 an image is mirrored
+    brightness: Tensor | None = None  # [B], uniform from 0 to 1, for factors from 1 - strength to 1 + strength
     operations: Tensor | None = None  # [B, operations]: numbers of a policy's operations
     magnitudes: Tensor | None = None  # [B, operations]
     centres: Tensor | None = None  # [B, 2]: of the squares that are cut out, row and column
@@ -173,17 +173,16 @@ class Transforms:
 
     def draw(self, num: int, generator: torch.Generator, height: int = 0, width: int = 0) -> Draws:
         """Draw the random numbers for a batch; some need the size of the images."""
-        offsets = flips = factors = operations = magnitudes = centres = None
+        offsets = flips = brightness = operations = magnitudes = centres = None
         if self.scale:
             offsets = draw_boxes(num, width, self.scale, generator)
             height = width = self._size(width)
         if self.padding:
             offsets = torch.randint(2 * self.padding + 1, (num, 2), generator=generator, device=generator.device)
         if self.flip:
-            flips = torch.rand(num, generator=generator, device=generator.device) < 0.5
+            flips = torch.rand(num, generator=generator, device=generator.device)
         if self.brightness:
-            uniform = torch.rand(num, generator=generator, device=generator.device)
-            factors = 1 + self.brightness * (2 * uniform - 1)
+            brightness = torch.rand(num, generator=generator, device=generator.device)
         if self.policy:
             operations, magnitudes = draw_operations(self.policy, num, height, width, generator)
         if self.cutout:
@@ -191,7 +190,7 @@ class Transforms:
                 torch.randint(side, (num,), generator=generator, device=generator.device) for side in (height, width)
             ]
             centres = torch.stack(sides, dim=1)
-        return Draws(offsets, flips, factors, operations, magnitudes, centres)
+        return Draws(offsets, flips, brightness, operations, magnitudes, centres)
 
     def drawn(self, images: Tensor, draws: Draws) -> Tensor:
         """Crop, flip, brighten and so on by the numbers drawn, then normalise and cut out."""
@@ -201,9 +200,9 @@ class Transforms:
             else:
                 images = crop(images, self.padding, draws.offsets)
         if draws.flips is not None:
-            images = flip(images, draws.flips)
-        if draws.factors is not None:
-            images = brighten(images, draws.factors)
+            images = flip(images, draws.flips < 0.5)
+        if draws.brightness is not None:
+            images = brighten(images, 1 + self.brightness * (2 * draws.brightness - 1))
         if draws.operations is not None and draws.magnitudes is not None:
             images = operated(images, draws.operations, draws.magnitudes)
         images = normalise(images, self.mean, self.std)

@@ -13,7 +13,8 @@
 // Every sum has a fixed order: results are bit-identical from run to run.
 //
 // Macros: DIM, PROXIES (per class), CRITERION (0 cross entropy, 1 NCA, 2 exclusive NCA), ROWS (features per block, at
-// most 8), THREADS, and IN_GLOBAL, which is 1 if the cosines with all proxies do not fit into shared memory.
+// most one for each warp), THREADS, and IN_GLOBAL, which is 1 if the cosines with all proxies do not fit into shared
+// memory.
 
 // Loops that are unrolled, so that arrays become registers.
 #define UNROLL _Pragma("unroll")
@@ -129,8 +130,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attack(
 
     float* const features = shared;                          // (rows, orders, DIM)
     float* const partial = features + ROWS * WIDTH * DIM;    // gradients (warps, rows, DIM)
-    float* const factors = partial + WARPS * ROWS * DIM;     // slope / |z|, of 8 rows
-    float* const stored = factors + 8;                       // slabs, as lanes hold them (slabs, 2 * PART, 32, 4)
+    float* const factors = partial + WARPS * ROWS * DIM;     // slope / |z|, of each warp's row
+    float* const stored = factors + WARPS;                   // slabs, as lanes hold them (slabs, 2 * PART, 32, 4)
     float* const results = IN_GLOBAL ? workspace + (size_t)blockIdx.x * ROWS * num_classes * (PROXIES + 2 + PROXIES % 2)
                                      : stored + num_stored * 32 * DIM;
     Class* const classes = reinterpret_cast<Class*>(results);  // (rows, classes)

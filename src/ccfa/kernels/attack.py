@@ -8,7 +8,6 @@ from ccfa.kernels.cuda import can_run, kernel, shared_memory
 CRITERIA = {"cross_entropy": 0, "nca": 1, "nca_exclusive": 2}
 SIMILARITIES = {"cosine": (1.0, 0.0), "distance": (2.0, -2.0)}  # slope and shift of the cosine
 DIMS = (16, 32, 64, 128)  # of features: powers of two; more do not fit into registers
-MAX_ROWS = 8  # features of a block: each has a warp of its own
 
 
 def fused_attack(
@@ -18,24 +17,27 @@ def fused_attack(
     """The attacked features and the classes the head gives them; see `sphere_attack`."""
     num_classes, num_proxies, dim = proxies.shape
     num_rows, device = len(start), start.device
-    multiprocessors, limit = torch.cuda.get_device_properties(device).multi_processor_count, shared_memory(device)
+    # A block has a multiprocessor for itself. In training the attack shares the GPU with backward: half are enough.
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count // 2
+    limit = shared_memory(device)
     attacked = torch.empty(start.shape, dtype=torch.float32, device=device)
     labels = torch.empty(num_rows, dtype=torch.int64, device=device)
     if num_rows == 0:
         return attacked, labels
 
     threads = 256 if dim > 64 else 512  # a thread holds `dim` numbers in registers
-    slabs = _divided(num_classes * num_proxies, 32)
-    rows = _divided(num_rows, multiprocessors * _divided(num_rows, multiprocessors * MAX_ROWS))  # whole waves of blocks
+    warps, slabs = threads // 32, _divided(num_classes * num_proxies, 32)
+    # Whole waves of blocks, in which each feature has a warp of its own.
+    rows = _divided(num_rows, multiprocessors * _divided(num_rows, multiprocessors * warps))
 
     # Shared memory, in floats, as `attack.cu` divides it.
-    free, slab = limit // 4 - MAX_ROWS, 32 * dim
-    per_row, results = dim * (min(4, dim // 8) + threads // 32), num_classes * (num_proxies + 2 + num_proxies % 2)
+    free, slab = limit // 4 - warps, 32 * dim
+    per_row, results = dim * (min(4, dim // 8) + warps), num_classes * (num_proxies + 2 + num_proxies % 2)
     in_global = per_row + results > free
     if not in_global:
         per_row += results
     rows = min(rows, free // per_row)
-    stored = min(slabs, (free - rows * per_row) // slab) if slabs > threads // 32 else 0
+    stored = min(slabs, (free - rows * per_row) // slab) if slabs > warps else 0
     blocks = _divided(num_rows, rows)
     workspace = attacked.new_empty(blocks * rows * results if in_global else 0)
     launch = kernel(
@@ -45,7 +47,7 @@ def fused_attack(
     launch(
         (blocks,), threads, _aligned(start), _aligned(proxies), targets.long().contiguous(),
         alpha.float().contiguous(), scale.float(), attacked, labels, workspace, num_rows, num_classes, steps,
-        *SIMILARITIES[similarity], stored, shared=4 * (MAX_ROWS + rows * per_row + stored * slab),
+        *SIMILARITIES[similarity], stored, shared=4 * (warps + rows * per_row + stored * slab),
     )  # fmt: skip
     return attacked, labels
 

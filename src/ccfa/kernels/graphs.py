@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn, optim
@@ -20,6 +20,8 @@ StepFunction = Callable[..., Losses]
 """A batch as one or more tensors -> losses."""
 
 WARM_UP_STEPS = 2  # lets cuDNN and the allocator settle before a capture
+MAIN_PRIORITY = -1  # of streams, above the usual 0: what others wait for comes first where both have work to do
+BRANCH_PRIORITIES = {"samples": 0, "weights": 0}  # by the first word of a branch
 CAPTURE = threading.RLock()  # beginning a capture waits for the whole device, which ends another capture
 
 
@@ -35,12 +37,12 @@ class Lane:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.main = _unshared_stream(device)
+        self.main = _unshared_stream(device, MAIN_PRIORITY)
         self._branches: dict[str, torch.cuda.Stream] = {}
 
     def branch(self, name: str) -> torch.cuda.Stream:
         if name not in self._branches:
-            self._branches[name] = _unshared_stream(self.device)
+            self._branches[name] = _unshared_stream(self.device, BRANCH_PRIORITIES.get(name.split()[0], MAIN_PRIORITY))
         return self._branches[name]
 
 
@@ -98,7 +100,20 @@ def own_stream(device: torch.device) -> Iterator[None]:
         del _HERE.lanes[number]
 
 
-def aside(name: str, device: torch.device, compute: Callable[[], T], lane: Lane | None = None) -> Callable[[], T]:
+@dataclass(frozen=True)
+class Aside(Generic[T]):
+    """A value that may still be computed on another stream. Call it to make the current stream wait for the value."""
+
+    value: T
+    done: torch.cuda.Event | None = None
+
+    def __call__(self) -> T:
+        if self.done:
+            self.done.wait()
+        return self.value
+
+
+def aside(name: str, device: torch.device, compute: Callable[[], T], lane: Lane | None = None) -> Aside[T]:
     """Compute a value on a side stream: in a capture, a branch of the graph.
 
     Args:
@@ -108,20 +123,16 @@ def aside(name: str, device: torch.device, compute: Callable[[], T], lane: Lane 
         lane: Whose branch it is, if not this thread's: backward runs in a thread that all runs share.
 
     Returns:
-        A function that makes the main stream wait for the value and returns it. It must be called within the capture.
+        The value, to be waited for within the capture. What `compute` reads must be kept until the current stream has
+        waited: memory that is freed earlier may be overwritten while the branch still reads it.
     """
-    main, done = torch.cuda.current_stream(device), torch.cuda.Event()
+    done = torch.cuda.Event()
     side = (lane or lane_here(device)).branch(name)
-    side.wait_stream(main)
+    side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         value = compute()
         done.record(side)
-
-    def ready() -> T:
-        main.wait_event(done)
-        return value
-
-    return ready
+    return Aside(value, done)
 
 
 def captured(
@@ -193,12 +204,12 @@ def _number(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _unshared_stream(device: torch.device) -> torch.cuda.Stream:
+def _unshared_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
     """A new stream from the driver, which does not wait for the default stream."""
     handle, non_blocking = ctypes.c_void_p(), 1
     with torch.cuda.device(device):
         torch.cuda.current_stream().query()  # makes this thread use the device
-        status = ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(handle), non_blocking)
+        status = ctypes.CDLL("libcuda.so.1").cuStreamCreateWithPriority(ctypes.byref(handle), non_blocking, priority)
         if status:
             raise ResourceError(f"CUDA could not make a stream on {device} (error {status}).")
         return torch.cuda.ExternalStream(handle.value, device)

@@ -100,8 +100,8 @@ __device__ void write_gradient(float* to, const float* vector, const float* part
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) head_loss_rows(
     const float* __restrict__ features, const float* __restrict__ proxies, const float* __restrict__ scale_pointer,
     const long long* __restrict__ labels, const float* __restrict__ weights, float* __restrict__ sums_of_rows,
-    float* __restrict__ of_features, float* coefficients, int num_rows, int num_labels, int num_classes,
-    float slope, float shift, unsigned places
+    float* __restrict__ of_features, float* coefficients, const float* __restrict__ other_weights, int num_others,
+    int num_rows, int num_labels, int num_classes, float slope, float shift, unsigned places
 ) {
     alignas(16) extern __shared__ float shared[];
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -135,6 +135,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) head_loss_rows(
     for (int i = threadIdx.x; i < num_rows * num_labels; i += 4 * blockDim.x)
         UNROLL for (int j = i, k = 0; k < 4; k++, j += blockDim.x)  // all are read before any is used
             weight_sum += j < num_rows * num_labels ? weights[j] : 0;
+    for (int i = threadIdx.x; i < num_others; i += blockDim.x) weight_sum += other_weights[i];
     weight_sum = sum_over_warp(weight_sum);
     if (lane == 0) weight_sums[warp] = weight_sum;
     __syncthreads();

@@ -17,8 +17,9 @@ TILE, THREADS = 8, 512  # proxies and threads of a block that computes gradients
 
 
 def head_loss(
-    features: Tensor, labels: Tensor, weights: Tensor, proxies: Tensor, scale: Tensor, similarity: str, criterion: str
-) -> Tensor | None:
+    features: Tensor, labels: Tensor, weights: Tensor, proxies: Tensor, scale: Tensor, similarity: str, criterion: str,
+    other_weights: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
     """L_cls: the criterion's weighted mean over all labels of all rows, of a head that compares directions.
 
     It has gradients with respect to features, proxies and scale. Where several logits are the largest, NCA's gradient
@@ -32,6 +33,7 @@ def head_loss(
         scale: The factor on its logits, a scalar.
         similarity: `cosine`, or `distance` for minus the squared distance of unit vectors, 2 cos - 2.
         criterion: The name of the criterion: `cross_entropy`, `nca` or `nca_exclusive`.
+        other_weights: Those of rows that count in the mean but are not among these, of any shape.
 
     Returns:
         The loss, a scalar, or None if there is no GPU that can run the kernels, or if they cannot be used for this
@@ -41,7 +43,8 @@ def head_loss(
         return None
     if features.device.index != torch.cuda.current_device() or torch.compiler.is_compiling():
         return None
-    if any(tensor.dtype != torch.float32 for tensor in (features, weights, proxies, scale)):
+    others = weights.new_empty(0) if other_weights is None else other_weights
+    if any(tensor.dtype != torch.float32 for tensor in (features, weights, proxies, scale, others)):
         return None
     if any(tensor.data_ptr() % 16 for tensor in (features, proxies)):
         return None
@@ -50,7 +53,7 @@ def head_loss(
     if layout is None:
         return None
     loss: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-        features, proxies, scale, labels, weights, similarity, criterion, layout
+        features, proxies, scale, labels, weights, others, similarity, criterion, layout
     )
     return loss
 
@@ -94,7 +97,7 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, proxies: Tensor, scale: Tensor, labels: Tensor, weights: Tensor,
+        ctx: Any, features: Tensor, proxies: Tensor, scale: Tensor, labels: Tensor, weights: Tensor, others: Tensor,
         similarity: str, criterion: str, layout: _Layout,
     ) -> Tensor:  # fmt: skip
         (num_rows, num_labels), (num_classes, num_proxies, dim) = labels.shape, proxies.shape
@@ -112,8 +115,8 @@ class _HeadLoss(torch.autograd.Function):
         )  # fmt: skip
         compiled("head_loss_rows", shared_memory(features.device))(
             (blocks,), 32 * layout.warps, features, proxies, scale, labels.long().contiguous(), weights.contiguous(),
-            sums_of_rows, of_features, coefficients, num_rows, num_labels, num_classes, *SIMILARITIES[similarity],
-            layout.places, shared=layout.shared,
+            sums_of_rows, of_features, coefficients, others.contiguous(), others.numel(), num_rows, num_labels,
+            num_classes, *SIMILARITIES[similarity], layout.places, shared=layout.shared,
         )  # fmt: skip
         tiles, parts = _divided(all_proxies, TILE) if needs[1] else 0, 4 * THREADS // 32 * TILE * dim
         compiled("head_loss_proxies", parts)(
@@ -127,8 +130,8 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        found = iter(torch._foreach_mul(ctx.saved_tensors, gradient))
-        return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), *(None,) * 5)
+        found = (of_one * gradient for of_one in ctx.saved_tensors)  # features first: the backbone waits for them
+        return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), *(None,) * 6)
 
 
 def _divided(amount: int, size: int) -> int:

@@ -15,7 +15,6 @@ typedef unsigned int u32;
 typedef unsigned short bf16;  // never used for arithmetic
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
-constexpr int GRADIENT_THREADS = 384;  // of `weight_gradient`
 
 extern __shared__ __align__(16) char shared[];
 
@@ -80,7 +79,19 @@ __device__ __forceinline__ void copy_ahead(char *to, const char *from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from));
 }
 
+// The same, or 16 bytes of zeros where there is nothing to copy.
+__device__ __forceinline__ void copy_ahead(char *to, const char *from, bool exists) {
+  const u32 bytes = exists ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes));
+}
+
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;"); }
+__device__ __forceinline__ void end_of_group() { asm volatile("cp.async.commit_group;"); }
+
+template <int NUM>
+__device__ __forceinline__ void all_but_groups_done() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(NUM));
+}
 
 __device__ __forceinline__ void wait_for_others() {
 #if __CUDA_ARCH__ >= 900
@@ -89,55 +100,101 @@ __device__ __forceinline__ void wait_for_others() {
 #endif
 }
 
-// A convolution of one image. COUT is a multiple of 16; the result has SIDE x SIDE pixels. Each warp computes 16
-// channels of TILES tiles of 16 pixels. A thread has rows `lane / 4` and `lane / 4 + 8` of a tile, and of each the four
-// channels from 4 * (lane % 4) on: the columns of the weights are stored in an order that makes it so.
+// A convolution of one image. COUT is a multiple of 16; the result has SIDE x SIDE pixels, in tiles of 16: a tile is two
+// rows, a row or half a row. A warp computes 16 channels of tiles that lie below each other, so that a row of the map
+// that it loads serves the three rows of results which read it. Where there are few pixels, two warps compute the same
+// tiles from half of the channels each, and each gets the sum of half of these tiles. A thread has rows `lane / 4` and
+// `lane / 4 + 8` of a tile, and of each the four channels from 4 * (lane % 4) on: the columns of the weights are stored
+// in an order that makes it so.
 template <int CIN_, int COUT_, int SIDE_, int STRIDE_>
 struct Convolution {
   static constexpr int CIN = CIN_, COUT = COUT_, SIDE = SIDE_, STRIDE = STRIDE_;
   static constexpr int FROM = SIDE * STRIDE, WIDTH = FROM + 2;  // of the map that is read, and with its border
   static constexpr int PITCH = 2 * CIN + 16;                    // bytes of a pixel, such that no banks conflict
   static constexpr int MAP_BYTES = WIDTH * WIDTH * PITCH, WEIGHT_BYTES = 9 * CIN * COUT * 2;
-  static constexpr int WARPS_N = COUT / 16, WARPS_M = WARPS / WARPS_N, TILES = SIDE * SIDE / 16 / WARPS_M;
+  static constexpr int ACROSS = SIDE < 16 ? SIDE : 16, STRIPS = SIDE / ACROSS;  // columns of a tile; tiles side by side
+  static constexpr int DOWN = 16 / ACROSS * STRIDE;  // rows of the map from one tile to the tile below
+  static constexpr int WARPS_N = COUT / 16, SHARES = SIDE < 16 ? 2 : 1;
+  static constexpr int PARTS = WARPS / WARPS_N;  // warps that have the same channels
+  static constexpr int COMPUTED = SIDE * SIDE / 16 * SHARES / PARTS, TILES = COMPUTED / SHARES;
   static constexpr int STEPS = CIN / 16;  // of 16 channels for each of the 9 taps
 
-  float sums[TILES][2][4];
+  float sums[COMPUTED][2][4];
 
+  __device__ __forceinline__ static int part() { return threadIdx.x / 32 / WARPS_N; }
+  __device__ __forceinline__ static int share() { return SHARES == 1 ? 0 : part() / (PARTS / SHARES); }
+  __device__ __forceinline__ static int strip() { return part() % STRIPS; }
+  __device__ __forceinline__ static int first_tile() { return part() % (PARTS / SHARES) / STRIPS * COMPUTED; }  // of a strip
   __device__ __forceinline__ static int channel() { return threadIdx.x / 32 % WARPS_N * 16 + threadIdx.x % 4 * 4; }
   __device__ __forceinline__ static int pixel(int tile, int half) {
-    return (threadIdx.x / 32 / WARPS_N * TILES + tile) * 16 + threadIdx.x % 32 / 4 + 8 * half;
+    return ((first_tile() + share() * TILES + tile) * STRIPS + strip()) * 16 + threadIdx.x % 32 / 4 + 8 * half;
   }
   __device__ __forceinline__ static char *at(char *map, int row, int column) {
     return map + ((row + 1) * WIDTH + column + 1) * PITCH;
+  }
+  // Where the first tap of a pixel of the warp's first tile is, (row, column) with the border counted.
+  __device__ __forceinline__ static u32 source(const char *map, int pixel) {
+    const int row = first_tile() * DOWN + pixel / ACROSS * STRIDE, column = (strip() * 16 + pixel % ACROSS) * STRIDE;
+    return shared_address(map) + (row * WIDTH + column) * PITCH;
   }
   __device__ __forceinline__ Four result(int tile, int half) const {
     return {sums[tile][0][2 * half], sums[tile][0][2 * half + 1], sums[tile][1][2 * half],
             sums[tile][1][2 * half + 1]};
   }
 
-  __device__ __forceinline__ void run(const char *map, const char *weights) {
+  // The weights are lost where warps share tiles.
+  __device__ __forceinline__ void run(const char *map, char *weights) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int first = warp / WARPS_N * TILES * 16 + lane % 16;  // the pixel whose row this lane points to
-    const u32 source = shared_address(map) + (first / SIDE * WIDTH + first % SIDE) * STRIDE * PITCH + lane / 16 * 16;
     const uint4 *columns = reinterpret_cast<const uint4 *>(weights) + warp % WARPS_N * 32 + lane;
+    const u32 from = source(map, lane % 16) + lane / 16 * 16;
 #pragma unroll
-    for (int tile = 0; tile < TILES; tile++)
+    for (int i = 0; i < COMPUTED * 8; i++) sums[i / 8][i / 4 % 2][i % 4] = 0.f;
+#pragma unroll 1
+    for (int step = share() * (STEPS / SHARES); step < (share() + 1) * (STEPS / SHARES); step++) {
+      uint4 b[9];
 #pragma unroll
-      for (int i = 0; i < 8; i++) sums[tile][i / 4][i % 4] = 0.f;
+      for (int tap = 0; tap < 9; tap++) b[tap] = columns[(tap * STEPS + step) * WARPS_N * 32];
 #pragma unroll
-    for (int tap = 0; tap < 9; tap++)
+      for (int row = 0; row < (COMPUTED - 1) * DOWN + 3; row++)
 #pragma unroll
-      for (int step = 0; step < STEPS; step++) {
-        const uint4 b = columns[(tap * STEPS + step) * WARPS_N * 32];
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-          const int down = tile * 16 / SIDE * STRIDE + tap / 3, right = tile * 16 % SIDE * STRIDE + tap % 3;
+        for (int right = 0; right < 3; right++) {
+          if (row % DOWN > 2) continue;  // no tap reads it
           u32 a[4];
-          load_matrices(a, source + (down * WIDTH + right) * PITCH + step * 32);
-          multiply_add(sums[tile][0], a, b.x, b.y);
-          multiply_add(sums[tile][1], a, b.z, b.w);
+          load_matrices(a, from + (row * WIDTH + right) * PITCH + step * 32);
+#pragma unroll
+          for (int down = 0; down < 3; down++) {
+            const int tile = (row - down) / DOWN;
+            if (row < down || (row - down) % DOWN || tile >= COMPUTED) continue;
+            multiply_add(sums[tile][0], a, b[down * 3 + right].x, b[down * 3 + right].y);
+            multiply_add(sums[tile][1], a, b[down * 3 + right].z, b[down * 3 + right].w);
+          }
         }
-      }
+    }
+    if constexpr (SHARES == 2) add_shares(weights);
+  }
+
+  // The first of two warps keeps the first half of the tiles and gives the others, the second one the reverse.
+  __device__ __forceinline__ void add_shares(char *room) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, other = warp ^ (WARPS / 2);
+    float4 *places = reinterpret_cast<float4 *>(room);  // (warps, 2 * TILES, 32)
+    __syncthreads();                                    // no warp reads weights any more
+#pragma unroll
+    for (int i = 0; i < 2 * TILES; i++) {
+      const float *one = sums[i / 2][i % 2], *two = sums[TILES + i / 2][i % 2];
+      float4 given;
+      given.x = share() ? one[0] : two[0], given.y = share() ? one[1] : two[1];
+      given.z = share() ? one[2] : two[2], given.w = share() ? one[3] : two[3];
+      places[(warp * 2 * TILES + i) * 32 + lane] = given;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2 * TILES; i++) {
+      const float4 more = places[(other * 2 * TILES + i) * 32 + lane];
+      float *one = sums[i / 2][i % 2];
+      const float *two = sums[TILES + i / 2][i % 2];
+      one[0] = (share() ? two[0] : one[0]) + more.x, one[1] = (share() ? two[1] : one[1]) + more.y;
+      one[2] = (share() ? two[2] : one[2]) + more.z, one[3] = (share() ? two[3] : one[3]) + more.w;
+    }
   }
 };
 
@@ -206,20 +263,20 @@ __device__ __forceinline__ void add(u64 *to, float value, float steps) {
 // Add this image's sums of four channels' values and of their products, from all threads of a convolution.
 template <class C>
 __device__ __forceinline__ void add_sums(const Four &sum, const Four &product, float *scratch, u64 *to, float steps) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     float value = i < 4 ? sum.at[i % 4] : product.at[i % 4];
     value += __shfl_xor_sync(~0u, value, 4);
     value += __shfl_xor_sync(~0u, value, 8);
     value += __shfl_xor_sync(~0u, value, 16);
-    if (lane < 4) scratch[(warp / C::WARPS_N * 2 + i / 4) * C::COUT + C::channel() + i % 4] = value;
+    if (lane < 4) scratch[(C::part() * 2 + i / 4) * C::COUT + C::channel() + i % 4] = value;
   }
   __syncthreads();
   if (threadIdx.x < 2 * C::COUT) {
     float all = 0.f;
 #pragma unroll
-    for (int i = 0; i < C::WARPS_M; i++) all += scratch[i * 2 * C::COUT + threadIdx.x];
+    for (int i = 0; i < C::PARTS; i++) all += scratch[i * 2 * C::COUT + threadIdx.x];
     add(to + threadIdx.x, all, steps);
   }
 }
@@ -230,7 +287,7 @@ enum Shortcut { NONE = 0, SAME = 1, HALVED = 2 };  // HALVED: every second pixel
 // ------------------------------------------------------------------------------------------------------------ forward
 
 template <class C>
-__device__ __forceinline__ void convolve_and_store(char *map, const char *weights, float *scratch, bf16 *result,
+__device__ __forceinline__ void convolve_and_store(char *map, char *weights, float *scratch, bf16 *result,
                                                    u64 *result_sums) {
   C convolution;
   convolution.run(map, weights);
@@ -465,7 +522,7 @@ __device__ __forceinline__ void backward(const bf16 *__restrict__ gradient, cons
     shift[i] = before.bias[channel + i] - mean[i] * scale[i];
   }
   Four sum = {}, products = {};
-  constexpr int AHEAD = 2;  // tiles whose numbers are asked for together, since each answer takes long
+  constexpr int AHEAD = 2;  // divides TILES: tiles whose numbers are asked for together, since each answer takes long
 #pragma unroll
   for (int tile = 0; tile < C::TILES; tile += AHEAD) {
     uint2 values[2 * AHEAD], from_shortcut[2 * AHEAD], from_outside[2 * AHEAD], signs[2 * AHEAD];
@@ -552,133 +609,185 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// Where it ends: the gradient of the stem's result, for which no convolution follows.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    backward_end(const bf16 *gradient, const u64 *sums, const bf16 *y, const float *weight, const float *moments,
-                 bf16 *of_y) {
-  constexpr int C = 16, PIXELS = 32 * 32, QUADS = C / 4;
-  wait_for_others();
-  const int channel = threadIdx.x % QUADS * 4;
-  Coefficients own[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++)
-    own[i] = coefficients(sums, weight, moments, float(gridDim.x) * PIXELS, C, channel + i);
-#pragma unroll 8
-  for (int pixel = threadIdx.x / QUADS; pixel < PIXELS; pixel += THREADS / QUADS) {
-    const int place = (blockIdx.x * PIXELS + pixel) * C + channel;
-    Four v = four(gradient + place), value = four(y + place);
-#pragma unroll
-    for (int i = 0; i < 4; i++) v.at[i] = own[i].c0 * v.at[i] + own[i].c1 * value.at[i] + own[i].c2;
-    store(of_y + place, v);
-  }
-}
-
 // ---------------------------------------------------------------------------------------------- gradients of weights
+
+// The gradient of (out, 3, 3, in) that some images add, by a block for at most 32 of the channels that were read. A warp
+// has 16 of these, 16 of the results' channels and all nine taps. Where there are warps enough, it has a part of the
+// pixels, in tiles that lie below each other, so that a row of the map serves the three rows of taps. Images are added
+// as a whole or in upper and lower HALVES.
+template <int CIN, int COUT, int SIDE, int STRIDE, int HALVES_>
+struct WeightGradient {
+  static constexpr int HALVES = HALVES_, PART = CIN < 32 ? CIN : 32;  // channels of a block
+  using C = Convolution<PART, COUT, SIDE, STRIDE>;
+  static constexpr int ROWS = C::FROM / HALVES + 2;                           // of the map, with its border
+  static constexpr int PITCH = 2 * COUT + 16, PIXELS = SIDE * SIDE / HALVES;  // of the gradients of results
+  static constexpr int MS = COUT / 16, PAIRS = MS * (PART / 16), SPLITS = WARPS / PAIRS, TILES = PIXELS / 16 / SPLITS;
+  static constexpr int MAP_BYTES = ROWS * C::WIDTH * C::PITCH, BUFFER = MAP_BYTES + PIXELS * PITCH;
+
+  alignas(16) float sums[9][2][4];
+
+  __device__ __forceinline__ WeightGradient() {
+#pragma unroll
+    for (int i = 0; i < 72; i++) sums[i / 8][i / 4 % 2][i % 4] = 0.f;
+  }
+
+  __device__ __forceinline__ void add(const char *map, const char *gradients) {
+    const int lane = threadIdx.x % 32, pair = threadIdx.x / 32 % PAIRS, split = threadIdx.x / 32 / PAIRS;
+    const int strip = split % C::STRIPS, first = split / C::STRIPS * TILES;
+    const int own = (first * C::STRIPS + strip) * 16 + lane % 8 + lane / 16 * 8;  // pixels that this lane points to
+    const int other = lane % 16, top = first * C::DOWN + other / C::ACROSS * STRIDE;
+    const u32 of_y = shared_address(gradients) + own * PITCH + (pair % MS * 16 + lane / 8 % 2 * 8) * 2;
+    const u32 read = shared_address(map) + pair / MS * 32 + lane / 16 * 16 +
+                     (top * C::WIDTH + (strip * 16 + other % C::ACROSS) * STRIDE) * C::PITCH;
+    u32 a[TILES][4];
+#pragma unroll
+    for (int row = 0; row < (TILES - 1) * C::DOWN + 3; row++) {
+      if (row % C::DOWN == 0 && row / C::DOWN < TILES)
+        load_transposed(a[row / C::DOWN], of_y + row / C::DOWN * C::STRIPS * 16 * PITCH);
+#pragma unroll
+      for (int right = 0; right < 3; right++) {
+        if (row % C::DOWN > 2) continue;  // no tap reads it
+        u32 b[4];
+        load_transposed(b, read + (row * C::WIDTH + right) * C::PITCH);
+#pragma unroll
+        for (int down = 0; down < 3; down++) {
+          const int tile = (row - down) / C::DOWN;
+          if (row < down || (row - down) % C::DOWN || tile >= TILES) continue;
+          multiply_add(sums[down * 3 + right][0], a[tile], b[0], b[1]);
+          multiply_add(sums[down * 3 + right][1], a[tile], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // Adds the parts of the pixels and gives `keep` (out, tap, in) with the numbers of this channel and the next.
+  template <class Keep>
+  __device__ __forceinline__ void finish(Keep keep) {
+    const int lane = threadIdx.x % 32, pair = threadIdx.x / 32 % PAIRS, split = threadIdx.x / 32 / PAIRS;
+#pragma unroll
+    for (int half = SPLITS / 2; half; half /= 2) {  // the same order each time
+      float4 *place = reinterpret_cast<float4 *>(shared) + (split % half * PAIRS + pair) * 18 * 32 + lane;
+      __syncthreads();
+      if (split >= half && split < 2 * half)
+#pragma unroll
+        for (int i = 0; i < 18; i++) place[i * 32] = *reinterpret_cast<float4 *>(sums[i / 2][i % 2]);
+      __syncthreads();
+      if (split < half)
+#pragma unroll
+        for (int i = 0; i < 18; i++) {
+          const float4 more = place[i * 32];
+          float *to = sums[i / 2][i % 2];
+          to[0] += more.x, to[1] += more.y, to[2] += more.z, to[3] += more.w;
+        }
+    }
+    if (split > 0) return;
+#pragma unroll
+    for (int i = 0; i < 36; i++) {
+      const int tap = i / 4, tile = i / 2 % 2, half = i % 2;
+      const int out = pair % MS * 16 + lane / 4 + half * 8, in = pair / MS * 16 + tile * 8 + lane % 4 * 2;
+      keep(out, tap, in, sums[tap][tile][half * 2], sums[tap][tile][half * 2 + 1]);
+    }
+  }
+};
 
 struct Layer { const bf16 *read, *of_y; };  // what a convolution read, and the gradient of its result
 struct Layers { Layer at[10]; };
 
-// parts[split][layer]: what the images of a split add to the gradient of (out, 3, 3, in). A block has at most 32 of the
-// channels that were read, a warp 16 of the results' channels, one row of the kernel, and a part of the pixels where
-// there are warps enough. With two BUFFERS the next image is loaded while this one is multiplied.
-template <int CIN, int COUT, int SIDE, int STRIDE, int BUFFERS, bool IMAGE>
-__device__ __forceinline__ void weight_gradient(const Layer &layer, const float *images, int channels, int by_channel,
-                                                int by_pixel, int num, float *parts) {
-  constexpr int PART = CIN < 32 ? CIN : 32;
-  using C = Convolution<PART, COUT, SIDE, STRIDE>;
-  constexpr int PIXELS = SIDE * SIDE, PITCH = 2 * COUT + 16, MS = COUT / 16, SPLITS = 4 / MS, TILES = PART / 8;
-  constexpr int OCTETS = PART / 8, OUT_OCTETS = COUT / 8, FROM_PIXELS = C::FROM * C::FROM;
-  constexpr int BUFFER = C::MAP_BYTES + PIXELS * PITCH;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int down = warp % 3, m = warp / 3 % MS, split = warp / 3 / MS;
+// parts[split][layer]: what the images of a split add. While one image or half is multiplied, the next ones are loaded
+// into other BUFFERS.
+template <class G, int CIN, int BUFFERS>
+__device__ __forceinline__ void weight_gradients(const Layer &layer, int num, float *parts) {
+  using C = typename G::C;
+  constexpr int OCTETS = G::PART / 8, OUT_OCTETS = C::COUT / 8;
+  static_assert(G::SPLITS / 2 * G::PAIRS * 18 * 32 * 16 <= BUFFERS * G::BUFFER, "finish() adds up in shared memory");
   const int part = blockIdx.z;  // of the channels
-
-  auto load = [&](int image) {
-    char *map = shared + image % BUFFERS * BUFFER, *gradients = map + C::MAP_BYTES;
-    if (IMAGE) {
-      load_image<C>(map, images, image, channels, by_channel, by_pixel, GRADIENT_THREADS);
-    } else {
-      const char *from = reinterpret_cast<const char *>(layer.read + (image * FROM_PIXELS * CIN + part * PART));
+  auto load = [&](int unit) {
+    char *map = shared + unit % BUFFERS * G::BUFFER, *gradients = map + G::MAP_BYTES;
+    const int image = unit / G::HALVES, top = unit % G::HALVES * (G::ROWS - 2) - 1;
+    const char *from = reinterpret_cast<const char *>(layer.read + (image * C::FROM * C::FROM * CIN + part * G::PART));
 #pragma unroll 4
-      for (int i = threadIdx.x; i < FROM_PIXELS * OCTETS; i += GRADIENT_THREADS) {
-        const int pixel = i / OCTETS, octet = i % OCTETS;
-        copy_ahead(C::at(map, pixel / C::FROM, pixel % C::FROM) + octet * 16, from + pixel * CIN * 2 + octet * 16);
-      }
+    for (int i = threadIdx.x; i < G::ROWS * C::FROM * OCTETS; i += THREADS) {
+      const int row = i / OCTETS / C::FROM, column = i / OCTETS % C::FROM, octet = i % OCTETS;
+      const bool exists = top + row >= 0 && top + row < C::FROM;  // else the border is above or below it
+      const int pixel = exists ? (top + row) * C::FROM + column : 0;
+      copy_ahead(C::at(map, row - 1, column) + octet * 16, from + pixel * CIN * 2 + octet * 16, exists);
     }
-    const char *from = reinterpret_cast<const char *>(layer.of_y + image * PIXELS * COUT);
+    from = reinterpret_cast<const char *>(layer.of_y + unit * G::PIXELS * C::COUT);
 #pragma unroll 4
-    for (int i = threadIdx.x; i < PIXELS * OUT_OCTETS; i += GRADIENT_THREADS)
-      copy_ahead(gradients + i / OUT_OCTETS * PITCH + i % OUT_OCTETS * 16, from + i * 16);
+    for (int i = threadIdx.x; i < G::PIXELS * OUT_OCTETS; i += THREADS)
+      copy_ahead(gradients + i / OUT_OCTETS * G::PITCH + i % OUT_OCTETS * 16, from + i * 16);
   };
-
-  float sums[3][TILES][4];
-#pragma unroll
-  for (int i = 0; i < 3 * TILES * 4; i++) sums[i / 4 / TILES][i / 4 % TILES][i % 4] = 0.f;
-  for (int buffer = 0; buffer < BUFFERS; buffer++) clear_border<C>(shared + buffer * BUFFER, GRADIENT_THREADS);
-  const int begin = num * blockIdx.x / gridDim.x, end = num * (blockIdx.x + 1) / gridDim.x;
-  load(begin);
-  for (int image = begin; image < end; image++) {
-    copies_done();
-    __syncthreads();
-    if (BUFFERS == 2 && image + 1 < end) load(image + 1);
-    const char *map = shared + image % BUFFERS * BUFFER, *gradients = map + C::MAP_BYTES;
-    const u32 from = shared_address(gradients) + (lane % 8 + lane / 16 * 8) * PITCH + (m * 16 + lane / 8 % 2 * 8) * 2;
-#pragma unroll 2
-    for (int step = split; step < PIXELS / 16; step += SPLITS) {
-      u32 a[4];
-      load_transposed(a, from + step * 16 * PITCH);
-      const int pixel = step * 16 + lane % 8 + lane / 8 % 2 * 8;
-      const u32 source = shared_address(map) + lane / 16 * 16 +
-                         ((pixel / SIDE * STRIDE + down) * C::WIDTH + pixel % SIDE * STRIDE) * C::PITCH;
-#pragma unroll
-      for (int right = 0; right < 3; right++)
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile += 2) {
-          u32 b[4];
-          load_transposed(b, source + right * C::PITCH + tile * 16);
-          multiply_add(sums[right][tile], a, b[0], b[1]);
-          multiply_add(sums[right][tile + 1], a, b[2], b[3]);
-        }
-    }
-    __syncthreads();  // the maps of this image are no longer needed
-    if (BUFFERS == 1 && image + 1 < end) load(image + 1);
+  for (int i = threadIdx.x; i < BUFFERS * G::ROWS * 2 * OCTETS; i += THREADS) {  // the border left and right
+    const int row = i / OCTETS / 2 % G::ROWS, column = i / OCTETS % 2 ? C::FROM : -1;
+    char *map = shared + i / OCTETS / 2 / G::ROWS * G::BUFFER;
+    *reinterpret_cast<uint4 *>(C::at(map, row - 1, column) + i % OCTETS * 16) = make_uint4(0, 0, 0, 0);
   }
-
-  float *added = reinterpret_cast<float *>(shared);  // (COUT, 9, PART)
-  for (int turn = SPLITS - 1; turn >= 0; turn--) {
-    if (split == turn) {
+  const int units = num * G::HALVES;
+  const int begin = units * blockIdx.x / gridDim.x, end = units * (blockIdx.x + 1) / gridDim.x;
 #pragma unroll
-      for (int i = 0; i < 3 * TILES * 4; i++) {
-        const int right = i / 4 / TILES, tile = i / 4 % TILES, quarter = i % 4;
-        const int out = m * 16 + lane / 4 + quarter / 2 * 8, c = tile * 8 + lane % 4 * 2 + quarter % 2;
-        const int row = out * 9 + down * 3 + right;
-        const float value = sums[right][tile][quarter] + (turn < SPLITS - 1 ? added[row * PART + c] : 0.f);
-        if (turn > 0) {
-          added[row * PART + c] = value;
-        } else if (!IMAGE) {
-          parts[((blockIdx.x * gridDim.y + blockIdx.y) * COUT * 9 + row) * CIN + part * PART + c] = value;
-        } else if (c < channels) {
-          parts[(blockIdx.x * COUT * 9 + row) * channels + c] = value;
-        }
-      }
-    }
-    __syncthreads();
+  for (int i = 0; i < BUFFERS - 1; i++) {
+    if (begin + i < end) load(begin + i);
+    end_of_group();
   }
+  G sum;
+  for (int unit = begin; unit < end; unit++) {
+    all_but_groups_done<BUFFERS - 2>();
+    __syncthreads();  // all have its copies, and need those of the unit before no longer
+    if (unit + BUFFERS - 1 < end) load(unit + BUFFERS - 1);
+    end_of_group();
+    const char *map = shared + unit % BUFFERS * G::BUFFER;
+    sum.add(map, map + G::MAP_BYTES);
+  }
+  parts += (blockIdx.x * gridDim.y + blockIdx.y) * C::COUT * 9 * CIN + part * G::PART;
+  sum.finish([&](int out, int tap, int in, float one, float two) {
+    *reinterpret_cast<float2 *>(parts + (out * 9 + tap) * CIN + in) = make_float2(one, two);
+  });
 }
 
-#define WEIGHTS(NAME, CIN, COUT, SIDE, STRIDE, BUFFERS)                                                              \
-  extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS, 2) NAME(Layers layers, int num, float *parts) {     \
-    weight_gradient<CIN, COUT, SIDE, STRIDE, BUFFERS, false>(layers.at[blockIdx.y], nullptr, 0, 0, 0, num, parts);   \
+#define WEIGHTS(NAME, CIN, COUT, SIDE, STRIDE, HALVES, BUFFERS)                                          \
+  extern "C" __global__ void __launch_bounds__(THREADS, 2) NAME(Layers layers, int num, float *parts) {  \
+    using G = WeightGradient<CIN, COUT, SIDE, STRIDE, HALVES>;                                           \
+    weight_gradients<G, CIN, BUFFERS>(layers.at[blockIdx.y], num, parts);                                \
   }
-WEIGHTS(weights_16, 16, 16, 32, 1, 1)
-WEIGHTS(weights_16_32, 16, 32, 16, 2, 1)
-WEIGHTS(weights_32, 32, 32, 16, 1, 2)
-WEIGHTS(weights_32_64, 32, 64, 8, 2, 2)
-WEIGHTS(weights_64, 64, 64, 8, 1, 2)
+WEIGHTS(weights_16, 16, 16, 32, 1, 2, 2)
+WEIGHTS(weights_16_32, 16, 32, 16, 2, 2, 2)
+WEIGHTS(weights_32, 32, 32, 16, 1, 2, 3)
+WEIGHTS(weights_32_64, 32, 64, 8, 2, 1, 3)
+WEIGHTS(weights_64, 64, 64, 8, 1, 1, 4)
 
-extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS, 2)
-    weights_stem(Layer layer, const float *images, int channels, int by_channel, int by_pixel, int num, float *parts) {
-  weight_gradient<16, 16, 32, 1, 1, true>(layer, images, channels, by_channel, by_pixel, num, parts);
+// The same for the stem, where backward ends: the gradient of its result is computed here.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    weights_stem(const bf16 *gradient, const u64 *sums, const bf16 *y, const float *weight, const float *moments,
+                 const float *images, int channels, int by_channel, int by_pixel, int num, float *parts) {
+  using G = WeightGradient<16, 16, 32, 1, 1>;
+  constexpr int QUADS = 16 / 4;
+  char *gradients = shared + G::MAP_BYTES;
+  clear_border<G::C>(shared, THREADS);
+  wait_for_others();
+  const int channel = threadIdx.x % QUADS * 4;
+  Coefficients own[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) own[i] = coefficients(sums, weight, moments, float(num) * G::PIXELS, 16, channel + i);
+  G sum;
+  for (int image = num * blockIdx.x / gridDim.x; image < num * (blockIdx.x + 1) / gridDim.x; image++) {
+    load_image<G::C>(shared, images, image, channels, by_channel, by_pixel, THREADS);
+#pragma unroll 4
+    for (int pixel = threadIdx.x / QUADS; pixel < G::PIXELS; pixel += THREADS / QUADS) {
+      const int place = (image * G::PIXELS + pixel) * 16 + channel;
+      Four v = four(gradient + place), value = four(y + place);
+#pragma unroll
+      for (int i = 0; i < 4; i++) v.at[i] = own[i].c0 * v.at[i] + own[i].c1 * value.at[i] + own[i].c2;
+      store(reinterpret_cast<bf16 *>(gradients + pixel * G::PITCH) + channel, v);
+    }
+    __syncthreads();
+    sum.add(shared, gradients);
+    __syncthreads();  // the maps of this image are no longer needed
+  }
+  sum.finish([&](int out, int tap, int in, float one, float two) {
+    float *place = parts + ((blockIdx.x * 16 + out) * 9 + tap) * channels + in;
+    if (in < channels) place[0] = one;
+    if (in + 1 < channels) place[1] = two;
+  });
 }
 
 // result = the sum of the parts, each of `size` numbers, in order.

@@ -13,15 +13,20 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ccfa.kernels.cuda import Kernel, can_run, kernel, shared_memory
-from ccfa.kernels.graphs import aside, lane_here
+from ccfa.kernels.graphs import Aside, aside, lane_here
 
-THREADS, GRADIENT_THREADS = 256, 384  # of a block, as in resnet.cu
+THREADS = 256  # of a block, as in resnet.cu
 SCRATCH = 1024  # bytes for sums, beside maps and weights
 GRADIENT_STEPS = 2.0**40  # of a sum of gradients, as in resnet.cu
 SIDES = {16: 32, 32: 16, 64: 8}  # of the maps of each width
-LAYERS = {16: 5, 32: 10, 64: 10}  # convolutions of a width whose weights' gradients one kernel computes
-GRADIENT_BLOCKS = 144  # of such a kernel; each adds up the images of a part of the batch, and the parts are added later
-MIN_SPLITS, MAX_SPLITS = 8, 32  # of a batch
+BUFFERS = {(16, 16): (2, 2), (16, 32): (2, 2), (32, 32): (2, 3), (32, 64): (1, 3), (64, 64): (1, 4)}
+"""Into how many parts an image is divided, and buffers for them, where gradients of weights are computed."""
+LAYERS = {16: (2, 3), 32: (4,), 64: (4,)}
+"""Convolutions of a width whose weights' gradients one kernel computes: the sizes of the first groups."""
+MAX_LAYERS = 10  # of a group, as in resnet.cu
+GRADIENT_BLOCKS = 96  # of such a kernel; each adds up the images of a part of the batch, and the parts are added later
+MIN_SPLITS, MAX_SPLITS = 8, 64  # of a batch
+GRADIENT_BRANCHES = 2  # on which such kernels run in turn
 STEM_SPLITS = 128  # it comes last, when nothing else runs
 MAX_BATCH = 1024  # more images could take a sum of squares beyond its limit
 CHANNELS = 32  # of those read by a convolution, that a block computes gradients for
@@ -141,7 +146,7 @@ class _Layer(ctypes.Structure):
 
 
 class _Layers(ctypes.Structure):
-    _fields_ = [("at", _Layer * 10)]
+    _fields_ = [("at", _Layer * MAX_LAYERS)]
 
 
 class _Trunk(ctypes.Structure):
@@ -303,7 +308,7 @@ class Run:
         if of_embedding is None:
             of_embedding = torch.zeros(num, 64, device=self.device)
         gradients = self.gradients = [torch.empty_like(result) for result in self.results]  # after each batch norm
-        self.of_results = [torch.empty_like(result) for result in self.results]  # before it
+        self.of_results = [None, *map(torch.empty_like, self.results[1:])]  # before it; the stem's is not stored
         flat = self.zeros()  # afresh each time: of gradients, and of gradients times normalised results
         sums = flat.split([len(one) for one in self.sums])
         mask = BY_TRUNK if self.chain.relu[-1] else ALL
@@ -312,7 +317,7 @@ class Run:
             gradients[last], sums[last],
         )  # fmt: skip
         groups = {group[0]: group for group in self.groups()}
-        waiting = []
+        waiting: list[Aside[list[Tensor]]] = []
         for index in range(last, 0, -1):  # from the result of one unit to that of the unit before
             channels, out = units[index].shape[::-1]
             launch, shared = _convolution(_named("backward", channels, out), channels, out, SIDES[out])
@@ -329,53 +334,54 @@ class Run:
                 self.before(index - 1), gradients[index - 1], sums[index - 1], shared=shared, early=True,
             )  # fmt: skip
             if index in groups:
-                compute = partial(self.weight_gradients, groups[index])
-                waiting.append(aside("weights", self.device, compute, self.lane))
-        kernel("resnet.cu", "backward_end")(
-            (num,), THREADS, gradients[0], sums[0], self.results[0], units[0].norm.weight, self.moments[0],
-            self.of_results[0], early=True,
-        )  # fmt: skip
-        of_weights = self.stem_gradient()
-        for ready in waiting[::-1]:
-            of_weights += ready()
+                compute, turn = partial(self.weight_gradients, groups[index]), len(waiting) % GRADIENT_BRANCHES
+                waiting.append(aside(f"weights {turn}", self.device, compute, self.lane))
+        of_weights = self.stem_gradient(sums[0])
         of_norms = (flat / GRADIENT_STEPS).split([len(one) for one in sums])
+        for group in waiting[::-1]:
+            of_weights += group()
         return [*of_weights, *(part for both in of_norms for part in reversed(both.view(2, -1).unbind()))]
 
     def groups(self) -> list[list[int]]:
         """Convolutions of the same shape, whose gradients one kernel computes; all but the stem."""
         shapes = {index: self.chain.units[index].shape for index in range(1, len(self.chain.units))}
         alike = [[index for index in shapes if shapes[index] == shape] for shape in dict.fromkeys(shapes.values())]
-        sizes = [LAYERS[self.chain.units[group[0]].conv.out_channels] for group in alike]
-        return [
-            group[start : start + size]
-            for group, size in zip(alike, sizes, strict=True)
-            for start in range(0, len(group), size)
-        ]
+        return [group for same in alike for group in _divided(same, LAYERS[shapes[same[0]][1]])]
 
     def weight_gradients(self, group: list[int]) -> list[Tensor]:
         channels, out = self.chain.units[group[0]].shape
-        launch, shared = _weights_kernel(_named("weights", channels, out), channels, out)
+        launch, shared = _weights_kernel(_named("weights", channels, out), channels, out, *BUFFERS[channels, out])
         pieces = -(-channels // CHANNELS)
         splits = min(max(GRADIENT_BLOCKS // (len(group) * pieces), MIN_SPLITS), MAX_SPLITS, self.num)
         parts = torch.empty(splits, len(group), out, 3, 3, channels, device=self.device)
         table = _Layers()
         for place, index in enumerate(group):
             table.at[place] = _Layer(*_pointers(self.made[index - 1], self.of_results[index]))
-        launch((splits, len(group), pieces), GRADIENT_THREADS, table, self.num, parts, shared=shared)
+        launch((splits, len(group), pieces), THREADS, table, self.num, parts, shared=shared)
         return list(_added(parts).permute(0, 1, 4, 2, 3))
 
-    def stem_gradient(self) -> list[Tensor]:
-        launch, shared = _weights_kernel("weights_stem", 16, 16)
-        weight = self.chain.units[0].conv.weight
-        parts = torch.empty(min(STEM_SPLITS, self.num), 16, 3, 3, weight.shape[1], device=self.device)
-        layer = _Layer(None, *_pointers(self.of_results[0]))
-        launch((len(parts),), GRADIENT_THREADS, layer, *self.images, self.num, parts, shared=shared)
+    def stem_gradient(self, sums: Tensor) -> list[Tensor]:
+        launch, shared = _weights_kernel("weights_stem", 16, 16, 1, 1)
+        norm = self.chain.units[0].norm
+        parts = torch.empty(min(STEM_SPLITS, self.num), 16, 3, 3, self.images.channels, device=self.device)
+        launch(
+            (len(parts),), THREADS, self.gradients[0], sums, self.results[0], norm.weight, self.moments[0],
+            *self.images, self.num, parts, shared=shared, early=True,
+        )  # fmt: skip
         return [_added(parts).permute(0, 3, 1, 2)]
 
 
-def _weights_kernel(name: str, channels: int, out: int) -> tuple[Kernel, int]:
-    buffers = 1 if channels < CHANNELS else 2
-    shared = buffers * (_map_bytes(min(channels, CHANNELS), SIDES[channels]) + SIDES[out] ** 2 * (2 * out + 16))
+def _divided(indices: list[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Groups of these sizes, which backward comes to last, so that little follows; then of at most `MAX_LAYERS`."""
+    first = _starts(iter(sizes))
+    starts = [*first, *range(first[-1] + MAX_LAYERS, len(indices), MAX_LAYERS), len(indices)]
+    return [indices[start:end] for start, end in pairwise(starts) if indices[start:end]]
+
+
+def _weights_kernel(name: str, channels: int, out: int, halves: int, buffers: int) -> tuple[Kernel, int]:
+    part, side, out_side = min(channels, CHANNELS), SIDES[channels], SIDES[out]
+    rows = side // halves + 2
+    shared = buffers * (rows * (side + 2) * (2 * part + 16) + out_side**2 // halves * (2 * out + 16))
     return kernel("resnet.cu", name, shared), shared
 
 

@@ -1,6 +1,6 @@
 // The old class that a head which compares directions takes for the likeliest, without the row's own class.
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 256, LANES = 8;  // of a block, and those that share a proxy
 
 __device__ __forceinline__ float over_lanes(float value) {
 #pragma unroll
@@ -10,7 +10,7 @@ __device__ __forceinline__ float over_lanes(float value) {
 
 // A block has one row. `similarities` is (classes * proxies) numbers of shared memory, after the row itself.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    most_confident(const float *features, const long long *labels, const float *proxies, const float *scale,
+    most_confident(const float *features, const long long *labels, const float *__restrict__ proxies, const float *scale,
                    int num_classes, int num_proxies, int dim, float slope, float shift, long long *classes,
                    unsigned char *valid) {
   extern __shared__ __align__(16) float row[];
@@ -26,15 +26,24 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
   const float length = fmaxf(sqrtf(over_lanes(squares)), 1e-12f);
   __syncthreads();
-  for (int proxy = threadIdx.x; proxy < num_classes * num_proxies; proxy += THREADS) {
-    float product = 0.f, norm = 0.f;
+  const int all_proxies = num_classes * num_proxies;
 #pragma unroll 4
-    for (int i = 0; i < dim; i += 4) {
+  for (int first = threadIdx.x / 32 * (32 / LANES); first < all_proxies; first += THREADS / LANES) {
+    const int proxy = first + lane / LANES;
+    float product = 0.f, norm = 0.f;
+    for (int i = lane % LANES * 4; i < dim && proxy < all_proxies; i += 4 * LANES) {
       const float4 part = *reinterpret_cast<const float4 *>(proxies + proxy * dim + i);
-      product += part.x * row[i] + part.y * row[i + 1] + part.z * row[i + 2] + part.w * row[i + 3];
+      const float4 own = *reinterpret_cast<const float4 *>(row + i);
+      product += part.x * own.x + part.y * own.y + part.z * own.z + part.w * own.w;
       norm += part.x * part.x + part.y * part.y + part.z * part.z + part.w * part.w;
     }
-    similarities[proxy] = slope * (product / length / fmaxf(sqrtf(norm), 1e-12f)) + shift;
+#pragma unroll
+    for (int distance = LANES / 2; distance; distance /= 2) {
+      product += __shfl_xor_sync(~0u, product, distance);
+      norm += __shfl_xor_sync(~0u, norm, distance);
+    }
+    if (lane % LANES == 0 && proxy < all_proxies)
+      similarities[proxy] = slope * (product / length / fmaxf(sqrtf(norm), 1e-12f)) + shift;
   }
   __syncthreads();
   const int own = static_cast<int>(labels[blockIdx.x]);

@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn, optim
 from ccfa import losses
 from ccfa.data import ImageSet
 from ccfa.errors import ResourceError, UsageError
-from ccfa.kernels.graphs import StepFunction, aside, captured
+from ccfa.kernels.graphs import Aside, StepFunction, aside, captured
 from ccfa.kernels.pod import pod_spatial
 from ccfa.kernels.resnet import chain_features
 from ccfa.kernels.rows import cosine_distance
@@ -77,10 +77,9 @@ class Acceleration:
         if not len(images):
             maps, embedding = self.features(backbone, images.new_zeros(1, *images.shape[1:]), mixing)
             return Features(tuple(level[:0] for level in maps), embedding[:0])
-        if images.is_cuda:
-            images = images.contiguous(memory_format=torch.channels_last)
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             if isinstance(backbone, Branches):
+                images = _channels_last(images)  # once for all
                 features = backbone.joined(lambda branch: self._forward(branch, images, mixing))
             else:
                 features = self._forward(backbone, images, mixing)
@@ -89,12 +88,14 @@ class Acceleration:
 
     def _forward(self, backbone: Backbone, images: Tensor, mixing: MapMixing | None) -> Features:
         """By our own kernels if they know the backbone, else compiled if compilation is on."""
-        if not self.compile:
-            return _forward(backbone, images, mixing)
-        if self.precision == "bf16" and mixing is None and images.is_cuda and (chain := as_chain(backbone)):
-            found = chain_features(chain, images)
+        if self.compile and self.precision == "bf16" and mixing is None and images.is_cuda:
+            chain = as_chain(backbone)
+            found = chain_features(chain, images) if chain else None
             if found:
                 return Features(*found)
+        images = _channels_last(images)
+        if not self.compile:
+            return _forward(backbone, images, mixing)
         # Compiled as a function of the backbone, so that one compilation serves every stage's network and every branch.
         features: Features = _compiled(_forward)(backbone, images, mixing)
         return features
@@ -121,16 +122,16 @@ class Acceleration:
             torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = self.precision != "float32"
 
-    def aside(self, name: str, device: torch.device, compute: Callable[[], T]) -> Callable[[], T]:
+    def aside(self, name: str, device: torch.device, compute: Callable[[], T]) -> Aside[T]:
         """Compute a value beside the rest of the step, in a captured step as a branch of the graph.
 
-        Returns:
-            A function that waits for the value and returns it. Every step must call it.
+        Every step must wait for what it computes aside.
         """
-        if self.graph and device.type == "cuda":
-            return aside(name, device, compute)
-        value = compute()
-        return lambda: value
+        return aside(name, device, compute) if self.has_branches(device) else Aside(compute())
+
+    def has_branches(self, device: torch.device) -> bool:
+        """Whether what is computed aside runs beside the rest of the step."""
+        return self.graph and device.type == "cuda"
 
     def prepare(
         self,
@@ -146,6 +147,11 @@ class Acceleration:
         if self.graph and on_gpu and rates_can_change:
             return captured(step, batch, network, optimiser, generator)
         return step
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    """In the memory layout that is fast on a GPU."""
+    return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images
 
 
 def _forward(backbone: Backbone, images: Tensor, mixing: MapMixing | None) -> Features:

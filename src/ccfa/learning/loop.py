@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor, nn, optim
 
 from ccfa.errors import DivergedError, ModelError
+from ccfa.kernels.sgd import sgd_step
 from ccfa.learning.acceleration import memory_errors_explained
 from ccfa.learning.processes import ALONE, Processes
 from ccfa.learning.progress import CAPTURING, COMPILING, PREPARING, Progress
@@ -92,12 +93,19 @@ def prepare_phase(learner: "Learner", phase: Phase, *index: int, stored: StoredP
 
     def step(rows: Tensor, images: Tensor | None = None) -> dict[str, Tensor]:
         if samples is None:
-            losses = step_losses(learner, rows, phase, draws, images)
+            parts = step_losses(learner, rows, phase, draws, images)
         else:
-            losses = head_losses(learner, samples.picked(rows), phase, draws)
-        descend(losses["loss"], optimiser, parameters, phase.clip_value, phase.clip_norm, learner.processes)
+            parts = head_losses(learner, samples.picked(rows), phase, draws)
+        values = learner.acceleration.aside("values", learner.device, parts.read)
+
+        def late_gradients() -> dict[nn.Parameter, Tensor]:
+            values()  # no branch reads the parameters any more
+            return parts.late().gradients if parts.late else {}
+
+        limits = phase.clip_value, phase.clip_norm
+        descend(parts.roots(), optimiser, parameters, *limits, learner.processes, late_gradients)
         learner.network.head.constrain()
-        return {name: loss.detach() for name, loss in losses.items()}
+        return {name: loss.detach() for name, loss in values.value.items()}
 
     set_modes(learner.network, phase)
     kind = phase.name, learner.previous is None
@@ -121,17 +129,25 @@ def inputs(learner: "Learner", phase: Phase, order: Tensor) -> Iterable[tuple[Te
 
 
 def descend(
-    loss: Tensor,
+    losses: Tensor | Sequence[Tensor],
     optimiser: optim.Optimizer,
     parameters: list[nn.Parameter],
     clip_value: float | None = None,
     clip_norm: float | None = None,
     processes: Processes = ALONE,
+    late_gradients: Callable[[], Mapping[nn.Parameter, Tensor]] = dict,
 ) -> None:
-    """Move the phase's parameters one step down the loss."""
+    """Move the phase's parameters one step down the sum of the losses."""
     optimiser.zero_grad()
-    loss.backward(inputs=parameters)
+    torch.autograd.backward(losses, inputs=parameters)
+    added = late_gradients()
+    for parameter in parameters:
+        if parameter in added:
+            gradient, more = parameter.grad, added[parameter]
+            parameter.grad = more if gradient is None else gradient.add_(more)
     processes.average_gradients(parameters)
+    if clip_norm is None and sgd_step(optimiser, clip_value):
+        return
     if clip_value is not None:
         nn.utils.clip_grad_value_(parameters, clip_value)
     if clip_norm is not None:

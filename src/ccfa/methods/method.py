@@ -30,7 +30,7 @@ class Step:
     previous_features: Features
     generator: Generator
     samples: Samples  # the batch in the head's space, as L_cls has it before feature augmentation
-    _all_samples: Callable[[], Samples]  # those of L_cls, which may still be computed
+    _total_weight: Callable[[], Tensor]  # of all samples of L_cls, which may still be computed
 
     @property
     def head(self) -> Head:
@@ -40,7 +40,7 @@ class Step:
     @property
     def share(self) -> Tensor:
         """The part of L_cls that comes from `samples`, a scalar; 1 without feature augmentation."""
-        return self.samples.weights.sum() / self._all_samples().weights.sum()
+        return self.samples.weights.sum() / self._total_weight()
 
     @property
     def previous_logits(self) -> Tensor:
