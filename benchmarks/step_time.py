@@ -77,11 +77,14 @@ def milliseconds(phases: list[PhaseAtWork], num_steps: int, device: torch.device
 
 
 KINDS = {  # the first whose part a kernel's name has
-    "attack": ("_attack",),
+    "attack": ("attack", "most_confident"),
+    "gradients of weights": ("weights_", "add_parts"),
+    "chains of convolutions": ("forward_", "backward_", "evaluate", "fold_norms", "reorder_weights"),
+    "losses": ("head_loss", "compare", "gradients", "normalise", "cosine_distance"),
     "reduction (batch norm, losses)": ("triton_red", "triton_per", "reduce_kernel"),
     "element-wise, fused": ("triton_poi", "triton_for"),
     "convolution and product": ("conv", "_correlate", "cudnn", "gemm", "cutlass", "nvjet", "cublas"),
-    "optimiser and clipping": ("multi_tensor",),
+    "optimiser and clipping": ("multi_tensor", "sgd"),
     "random numbers": ("distribution", "philox"),
     "copy": ("memcpy", "memset", "copy"),
 }

@@ -7,6 +7,7 @@ from ccfa.kernels.cuda import can_run, kernel, shared_memory
 
 CRITERIA = {"cross_entropy": 0, "nca": 1, "nca_exclusive": 2}
 SIMILARITIES = {"cosine": (1.0, 0.0), "distance": (2.0, -2.0)}  # slope and shift of the cosine
+SHARE = 2  # every second multiprocessor is left to backward, beside which the attack runs in training
 DIMS = (16, 32, 64, 128)  # of features: powers of two; more do not fit into registers
 
 
@@ -17,8 +18,7 @@ def fused_attack(
     """The attacked features and the classes the head gives them; see `sphere_attack`."""
     num_classes, num_proxies, dim = proxies.shape
     num_rows, device = len(start), start.device
-    # A block has a multiprocessor for itself. In training the attack shares the GPU with backward: half are enough.
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count // 2
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count // SHARE
     limit = shared_memory(device)
     attacked = torch.empty(start.shape, dtype=torch.float32, device=device)
     labels = torch.empty(num_rows, dtype=torch.int64, device=device)

@@ -20,8 +20,10 @@ StepFunction = Callable[..., Losses]
 """A batch as one or more tensors -> losses."""
 
 WARM_UP_STEPS = 2  # lets cuDNN and the allocator settle before a capture
-MAIN_PRIORITY = -1  # of streams, above the usual 0: what others wait for comes first where both have work to do
-BRANCH_PRIORITIES = {"samples": 0, "weights": 0}  # by the first word of a branch
+MAIN_PRIORITY = -1  # of streams; a lower number comes first where several have work to do
+# By the first word of a branch. Samples are a long chain of small kernels, which would wait long for each place behind
+# backward's: with 0 they end after it. Gradients of weights fill what is left.
+BRANCH_PRIORITIES = {"samples": -2, "weights": 0}
 CAPTURE = threading.RLock()  # beginning a capture waits for the whole device, which ends another capture
 
 
@@ -36,6 +38,8 @@ class Lane:
     """
 
     def __init__(self, device: torch.device) -> None:
+        # Several branches add to the gradient of a parameter. The engine waits for them, but would warn.
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         self.device = device
         self.main = _unshared_stream(device, MAIN_PRIORITY)
         self._branches: dict[str, torch.cuda.Stream] = {}

@@ -4,13 +4,14 @@ The backbone's gradients depend on such samples by their weights alone, because 
 made and classified beside backward, and the gradients that they add, which are those of the head, come at the end.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 
 from ccfa.augmentation import LateAugmentation, Samples, classification_loss
+from ccfa.kernels.graphs import Aside
 from ccfa.methods import Phase
 
 if TYPE_CHECKING:
@@ -24,45 +25,59 @@ class LatePart(NamedTuple):
     gradients: dict[nn.Parameter, Tensor]
 
 
-def late_augmentation(learner: "Learner", phase: Phase, labels: Tensor) -> LateAugmentation | None:
-    """The feature augmentation whose samples may be late, or None if there is none.
+def weights_ahead(learner: "Learner", phase: Phase, labels: Tensor) -> Aside[Tensor] | None:
+    """The weights of the samples that will be added to those with these labels (N, L), if they may be late.
 
-    It must be the only one, since the next would see its samples. Without branches nothing is gained.
+    Without branches nothing is gained. The augmentation must be the only one, since the next would see its samples.
     """
     acting = [one for one in learner.method.feature_augmentations if phase.name in one.phases]
     if not learner.acceleration.has_branches(learner.device) or learner.previous is None or len(acting) != 1:
         return None
     (only,) = acting
-    return only if isinstance(only, LateAugmentation) and only.may_be_late(labels) else None
+    if not isinstance(only, LateAugmentation) or not only.may_be_late(labels):
+        return None
+    compute = partial(only.weights_ahead, labels, learner.previous.head)
+    return learner.acceleration.aside("samples", learner.device, compute)
 
 
 def late_part(
     learner: "Learner",
-    augmentation: LateAugmentation,
+    phase: Phase,
     samples: Samples,
     num_own: int,
-    weights: Callable[[], Tensor],
+    weights: Aside[Tensor] | None,
     factor: float,
     generator: Generator,
-) -> LatePart:
-    """Make late samples, and compute what they add.
+) -> Aside[LatePart] | None:
+    """Begin to make late samples, and to compute what they add.
 
     Args:
-        learner: Has the heads and the criterion.
-        augmentation: Makes them.
+        learner: Has the augmentation, both heads and the criterion.
+        phase: The phase at work.
         samples: All others.
         num_own: How many of these, the first ones, are the batch's own images.
-        weights: Returns those of the late samples.
+        weights: Those of the late samples, from `weights_ahead`.
         factor: The weight of L_cls in the loss.
         generator: Draws what the augmentation draws.
+
+    Returns:
+        The part, or None if no samples may be late: features wider than the old head's have other weights.
     """
-    head, criterion = learner.network.head, learner.method.criterion
-    assert learner.previous
-    own, _ = samples.parted(num_own)
-    features, labels, _ = augmentation.added(own, head, learner.previous.head, criterion, generator)
-    late = Samples(features, labels[:, None], weights()[:, None])
-    loss = factor * classification_loss(late, head, criterion, samples.weights)
-    trained = [parameter for parameter in head.parameters() if parameter.requires_grad and parameter.numel()]
-    gradients = torch.autograd.grad(loss, trained, allow_unused=True) if loss.requires_grad else ()
-    found = zip(trained, gradients, strict=False)
-    return LatePart(loss.detach(), {parameter: gradient for parameter, gradient in found if gradient is not None})
+    if weights is None or learner.previous is None or samples.features.shape[1] != learner.previous.head.dim:
+        return None
+    augmentation = next(one for one in learner.method.feature_augmentations if phase.name in one.phases)
+    assert isinstance(augmentation, LateAugmentation)
+    head, old_head, criterion = learner.network.head, learner.previous.head, learner.method.criterion
+
+    def compute() -> LatePart:
+        own, _ = samples.parted(num_own)
+        features, labels, _ = augmentation.added(own, head, old_head, criterion, generator)
+        late = Samples(features, labels[:, None], weights()[:, None])
+        loss = classification_loss(late, head, criterion, samples.weights)
+        loss = loss if factor == 1 else factor * loss
+        trained = [parameter for parameter in head.parameters() if parameter.requires_grad and parameter.numel()]
+        gradients = torch.autograd.grad(loss, trained, allow_unused=True) if loss.requires_grad else ()
+        found = zip(trained, gradients, strict=False)
+        return LatePart(loss.detach(), {parameter: gradient for parameter, gradient in found if gradient is not None})
+
+    return learner.acceleration.aside("samples", learner.device, compute)

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from ccfa.augmentation import Criterion, MixedImages, Samples, classification_loss
 from ccfa.kernels.graphs import Aside
-from ccfa.learning.late import LatePart, late_augmentation, late_part
+from ccfa.learning.late import LatePart, late_part, weights_ahead
 from ccfa.learning.shared_batch_norm import shared_batch_norm
 from ccfa.methods import Phase, Step
 from ccfa.models import Features, Head, Network
@@ -54,24 +54,17 @@ def step_losses(
     previous = learner.previous if learner.terms and phase.use_terms else None
     images = learner.train.images[rows] if images is None else images
     mixed = mixed_images(learner, images, learner.train.labels[rows], phase, generator)
-    part, num_images, own_labels = processes.part(mixed), len(mixed.images), mixed.labels[: len(rows)]
-    late_weights = late = before = None
-    old_head = learner.previous.head if learner.previous else None
-    augmentation = late_augmentation(learner, phase, own_labels)
-    if augmentation and old_head is not None:
-        late_weights = aside("samples", compute=partial(augmentation.weights_ahead, own_labels, old_head))
+    part, num_images = processes.part(mixed), len(mixed.images)
+    late_weights, before = weights_ahead(learner, phase, mixed.labels[: len(rows)]), None
     if previous and any(term.reads_previous for term in learner.terms):
         before = aside("previous", compute=partial(frozen_features, learner, previous, part))
     with shared_batch_norm(processes, num_images):
         own = learner.acceleration.features(learner.network.backbone, part.images, part.mixing)
     features = processes.whole_features(own, num_images)
     real = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)
-    if old_head is not None and real.features.shape[1] != old_head.dim:
+    late, samples = late_part(learner, phase, real, len(rows), late_weights, weight, generator), Aside(real)
+    if late is None:
         late_weights = None
-    if augmentation and late_weights:
-        made = partial(late_part, learner, augmentation, real, len(rows), late_weights, weight, generator)
-        late, samples = aside("samples", compute=made), Aside(real)
-    else:
         samples = aside("samples", compute=partial(augmented, learner, real, len(rows), phase, generator))
 
     penalties, step = {}, None
