@@ -9,6 +9,7 @@ graph each, as `ccfa sweep --at-once` makes them. The baseline's images come fro
 
 import argparse
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -118,6 +119,27 @@ def print_profile(title: str, rows: list[tuple[str, str, float, float]], num_lon
         print(f"    {microseconds:>7.0f} us{launches:>6.0f} x  [{kind}] {name[:110]}")
 
 
+def timeline(phase: PhaseAtWork, device: torch.device) -> list[str]:
+    """The kernels of one step as lines: start and duration in microseconds, stream, grid, name, divided by tabs."""
+    with tempfile.TemporaryDirectory() as folder:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            run_steps(phase, 6, device)
+        path = Path(folder, "trace.json")
+        profile.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    on_gpu = sorted(
+        (event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")),
+        key=lambda event: event["ts"],
+    )
+    first = len(on_gpu) // 2
+    lines, began = [], on_gpu[first]["ts"]
+    for event in on_gpu[first : first + len(on_gpu) // 6]:
+        details = event.get("args", {})
+        place = f"{event['ts'] - began:.1f}\t{event['dur']:.1f}\t{details.get('stream')}\t{details.get('grid')}"
+        lines.append(f"{place}\t{event['name'][:90]}")
+    return lines
+
+
 def pil_loader_milliseconds(images: ImageSet, batch_size: int) -> float:
     """What a data loader that decodes and augments images one by one spends on a batch (one worker)."""
     generator = np.random.default_rng(0)
@@ -147,6 +169,7 @@ def main() -> None:
     parser.add_argument("--resnet18", action="store_true", help="also ResNet-18 at 224 pixels")
     parser.add_argument("--json", type=Path, default=None, help="write the figures there too")
     parser.add_argument("--profile", type=int, metavar="N", help="on a GPU: kernels by kind, and the N longest")
+    parser.add_argument("--timeline", type=Path, metavar="FOLDER", help="on a GPU: write the kernels of one step there")
     arguments = parser.parse_args()
     device = pick_device(arguments.device)
     on_gpu = device.type == "cuda"
@@ -177,6 +200,11 @@ def main() -> None:
             print_profile(
                 name, kernel_profile(prepared(method, images, stage, fast, device), 5, device), arguments.profile
             )
+    if arguments.timeline and on_gpu:
+        arguments.timeline.mkdir(parents=True, exist_ok=True)
+        for name, (method, stage) in variants.items():
+            lines = timeline(prepared(method, images, stage, fast, device), device)
+            (arguments.timeline / f"{name.replace(' ', '-')}.tsv").write_text("\n".join(lines) + "\n")
     for count in arguments.at_once if on_gpu else []:
         for name in ("later stage + CCFA", "later stage + CCFA balanced-10"):
             method, stage = variants[name]

@@ -193,17 +193,23 @@ def test_cpu_steps_are_the_plain_steps(name, augmentation):
     assert plain == switched_on == usual
 
 
-@pytest.mark.parametrize("rest", [{}, {"weight": 0.5}, {"start": "noise"}])
-@pytest.mark.parametrize("name", ["podnet", "icarl", "finetune", "pass", "bic", "afc", "ucir"])
-def test_late_samples_change_nothing(monkeypatch, name, rest):
-    """With branches, CCFA's samples are made beside backward; the gradients of the two parts of L_cls add up."""
-    method = with_augmentation(tiny(name), CCFA(count=2, steps=3, **rest))
+def with_and_without_branches(method, monkeypatch):
+    """The losses of both, and the late parts of the steps with branches, which a CPU computes at once."""
     monkeypatch.setattr(speed, "aside", lambda name, device, compute: Aside(compute()))
     (plain,) = second_stages(method, [Acceleration()])
     monkeypatch.setattr(Acceleration, "has_branches", lambda self, device: True)
     made = []
     monkeypatch.setattr("ccfa.learning.step.late_part", lambda *given: made.append(late_part(*given)) or made[-1])
     (branched,) = second_stages(method, [Acceleration()])
+    return plain, branched, made
+
+
+@pytest.mark.parametrize("rest", [{}, {"weight": 0.5}, {"start": "noise"}])
+@pytest.mark.parametrize("name", ["podnet", "icarl", "finetune", "pass", "bic", "afc", "ucir"])
+def test_late_samples_change_nothing(monkeypatch, name, rest):
+    """With branches, CCFA's samples are made beside backward; the gradients of the two parts of L_cls add up."""
+    method = with_augmentation(tiny(name), CCFA(count=2, steps=3, **rest))
+    plain, branched, made = with_and_without_branches(method, monkeypatch)
     assert sum(part is not None for part in made) >= len(branched)
     for one, other in zip(plain, branched, strict=True):
         assert other == pytest.approx(one, rel=1e-5, abs=1e-6)
@@ -222,12 +228,7 @@ def test_samples_that_backward_waits_for_are_never_late(monkeypatch, name, augme
     """FOSTER and DER have features wider than the old head, so that any of CCFA's would have other weights."""
     augmentation = augmentation if name == "podnet" else CCFA(count=2, steps=3)
     method = with_augmentation(tiny(name, epochs=1), augmentation)
-    monkeypatch.setattr(speed, "aside", lambda name, device, compute: Aside(compute()))
-    (plain,) = second_stages(method, [Acceleration()])
-    monkeypatch.setattr(Acceleration, "has_branches", lambda self, device: True)
-    made = []
-    monkeypatch.setattr("ccfa.learning.step.late_part", lambda *given: made.append(late_part(*given)) or made[-1])
-    (branched,) = second_stages(method, [Acceleration()])
+    plain, branched, made = with_and_without_branches(method, monkeypatch)
     assert set(made) == {None}
     assert branched == plain
 
