@@ -34,7 +34,7 @@ class Lane:
     while the other captures becomes part of the other's graph, and waiting for it ends the capture with an error.
     Each branch has a stream because freed memory is reused on the stream that it came from: what a branch made may be
     freed while the main stream still reads it, for example in backward. The branch waits for the main stream before it
-    runs again.
+    runs again. The reverse is for the caller: what a branch reads of other streams must be kept until it ends.
     """
 
     def __init__(self, device: torch.device) -> None:
