@@ -20,7 +20,7 @@ SCRATCH = 1024  # bytes for sums, beside maps and weights
 GRADIENT_STEPS = 2.0**40  # of a sum of gradients, as in resnet.cu
 SIDES = {16: 32, 32: 16, 64: 8}  # of the maps of each width
 BUFFERS = {(16, 16): (2, 2), (16, 32): (2, 2), (32, 32): (2, 3), (32, 64): (1, 3), (64, 64): (1, 4)}
-"""Into how many parts an image is divided, and buffers for them, where gradients of weights are computed."""
+"""Parts of an image and buffers for them, where gradients of weights are computed, as in resnet.cu."""
 LAYERS = {16: (2, 3), 32: (4,), 64: (4,)}
 """Convolutions of a width whose weights' gradients one kernel computes: the sizes of the first groups."""
 MAX_LAYERS = 10  # of a group, as in resnet.cu

@@ -25,10 +25,17 @@ class LatePart(NamedTuple):
     gradients: dict[nn.Parameter, Tensor]
 
 
-def weights_ahead(learner: "Learner", phase: Phase, labels: Tensor) -> Aside[Tensor] | None:
-    """The weights of the samples that will be added to those with these labels (N, L), if they may be late.
+class Ahead(NamedTuple):
+    """What is known of a step's late samples before there are features."""
 
-    Without branches nothing is gained. The augmentation must be the only one, since the next would see its samples.
+    augmentation: LateAugmentation
+    weights: Aside[Tensor]
+
+
+def known_ahead(learner: "Learner", phase: Phase, labels: Tensor) -> Ahead | None:
+    """The augmentation, and the weights of what it will add to samples with these labels (N, L), if that may be late.
+
+    It must be the only one, since the next would see its samples. Without branches nothing is gained.
     """
     acting = [one for one in learner.method.feature_augmentations if phase.name in one.phases]
     if not learner.acceleration.has_branches(learner.device) or learner.previous is None or len(acting) != 1:
@@ -37,42 +44,33 @@ def weights_ahead(learner: "Learner", phase: Phase, labels: Tensor) -> Aside[Ten
     if not isinstance(only, LateAugmentation) or not only.may_be_late(labels):
         return None
     compute = partial(only.weights_ahead, labels, learner.previous.head)
-    return learner.acceleration.aside("samples", learner.device, compute)
+    return Ahead(only, learner.acceleration.aside("samples", learner.device, compute))
 
 
 def late_part(
-    learner: "Learner",
-    phase: Phase,
-    samples: Samples,
-    num_own: int,
-    weights: Aside[Tensor] | None,
-    factor: float,
-    generator: Generator,
+    learner: "Learner", ahead: Ahead | None, samples: Samples, num_own: int, factor: float, generator: Generator
 ) -> Aside[LatePart] | None:
     """Begin to make late samples, and to compute what they add.
 
     Args:
-        learner: Has the augmentation, both heads and the criterion.
-        phase: The phase at work.
+        learner: Has both heads and the criterion.
+        ahead: What `known_ahead` found.
         samples: All others.
         num_own: How many of these, the first ones, are the batch's own images.
-        weights: Those of the late samples, from `weights_ahead`.
         factor: The weight of L_cls in the loss.
         generator: Draws what the augmentation draws.
 
     Returns:
         The part, or None if no samples may be late: features wider than the old head's have other weights.
     """
-    if weights is None or learner.previous is None or samples.features.shape[1] != learner.previous.head.dim:
+    if ahead is None or learner.previous is None or samples.features.shape[1] != learner.previous.head.dim:
         return None
-    augmentation = next(one for one in learner.method.feature_augmentations if phase.name in one.phases)
-    assert isinstance(augmentation, LateAugmentation)
     head, old_head, criterion = learner.network.head, learner.previous.head, learner.method.criterion
 
     def compute() -> LatePart:
         own, _ = samples.parted(num_own)
-        features, labels, _ = augmentation.added(own, head, old_head, criterion, generator)
-        late = Samples(features, labels[:, None], weights()[:, None])
+        features, labels, _ = ahead.augmentation.added(own, head, old_head, criterion, generator)
+        late = Samples(features, labels[:, None], ahead.weights()[:, None])
         loss = classification_loss(late, head, criterion, samples.weights)
         loss = loss if factor == 1 else factor * loss
         trained = [parameter for parameter in head.parameters() if parameter.requires_grad and parameter.numel()]

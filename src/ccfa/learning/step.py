@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from ccfa.augmentation import Criterion, MixedImages, Samples, classification_loss
 from ccfa.kernels.graphs import Aside
-from ccfa.learning.late import LatePart, late_part, weights_ahead
+from ccfa.learning.late import LatePart, known_ahead, late_part
 from ccfa.learning.shared_batch_norm import shared_batch_norm
 from ccfa.methods import Phase, Step
 from ccfa.models import Features, Head, Network
@@ -55,16 +55,16 @@ def step_losses(
     images = learner.train.images[rows] if images is None else images
     mixed = mixed_images(learner, images, learner.train.labels[rows], phase, generator)
     part, num_images = processes.part(mixed), len(mixed.images)
-    late_weights, before = weights_ahead(learner, phase, mixed.labels[: len(rows)]), None
+    ahead, before = known_ahead(learner, phase, mixed.labels[: len(rows)]), None
     if previous and any(term.reads_previous for term in learner.terms):
         before = aside("previous", compute=partial(frozen_features, learner, previous, part))
     with shared_batch_norm(processes, num_images):
         own = learner.acceleration.features(learner.network.backbone, part.images, part.mixing)
     features = processes.whole_features(own, num_images)
     real = Samples(head.embed(features.embedding), mixed.labels, mixed.weights)
-    late, samples = late_part(learner, phase, real, len(rows), late_weights, weight, generator), Aside(real)
+    late, samples = late_part(learner, ahead, real, len(rows), weight, generator), Aside(real)
+    late_weights = ahead.weights if ahead and late else None
     if late is None:
-        late_weights = None
         samples = aside("samples", compute=partial(augmented, learner, real, len(rows), phase, generator))
 
     penalties, step = {}, None

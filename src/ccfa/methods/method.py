@@ -75,7 +75,10 @@ class LearnerView(Protocol):
 
 
 class Term(nn.Module, ABC):
-    """A penalty of L_dist, logged under its name. What it remembers between stages must be in its buffers."""
+    """A penalty of L_dist, logged under its name. What it remembers between stages must be in its buffers.
+
+    On a GPU the terms of a step may be computed at the same time, so none may read what another one has computed.
+    """
 
     # Whether it is a mean over the rows of a batch and does not read `share`. Of several processes, each then computes
     # that of its own rows. Other terms see the features of all rows, and the maps that they read have to be gathered.
