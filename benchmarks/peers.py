@@ -76,7 +76,8 @@ def time_pycil(setting: Setting, checkout: Path, workers: int | None, epochs: in
     multiprocessing.set_start_method(None, force=True)  # a spawned process would spawn data loader workers, too: slow
     sys.path.insert(0, str(checkout.absolute()))
     podnet, data, manager = map(importlib.import_module, ("models.podnet", "utils.data", "utils.data_manager"))
-    for name, value in (("epochs", epochs), ("ft_epochs", 1), ("num_workers", workers or podnet.num_workers)):
+    workers = podnet.num_workers if workers is None else workers
+    for name, value in (("epochs", epochs), ("ft_epochs", 1), ("num_workers", workers)):
         getattr(podnet, name)  # fails if this version of PyCIL has no such constant
         setattr(podnet, name, value)
     images = [(part.images.permute(0, 2, 3, 1).numpy().copy(), part.labels.numpy()) for part in setting.images()]
@@ -147,7 +148,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs=2, default=[1, 3], help="epochs of PyCIL's two runs")
     parser.add_argument("--own-epochs", type=int, nargs=2, default=[5, 35], help="epochs of this package's two runs")
     parser.add_argument("--later", action="store_true", help="also the first later stage, with one balanced epoch")
-    parser.add_argument("--workers", type=int, default=None, help="PyCIL's data loader workers, instead of its own")
+    parser.add_argument("--workers", type=int, default=None, help="PyCIL's workers that load data in training")
     parser.add_argument("--images-per-class", type=int, default=500, help=f"random ones, at least {EXEMPLARS}")
     parser.add_argument("--device", default="auto")
     arguments = parser.parse_args()

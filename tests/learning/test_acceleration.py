@@ -2,14 +2,17 @@
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from ccfa.augmentation import CCFA
+from ccfa.data import ImageSet, split
 from ccfa.errors import ResourceError, UsageError
-from ccfa.kernels.graphs import Aside
+from ccfa.kernels.graphs import Aside, Lane, own_stream
 from ccfa.learning import Learner
 from ccfa.learning import acceleration as speed
 from ccfa.learning.acceleration import (
@@ -24,7 +27,7 @@ from ccfa.learning.acceleration import (
 from ccfa.learning.late import late_part
 from ccfa.learning.loop import descend, prepare_phase
 from ccfa.learning.step import Parts
-from ccfa.methods import with_augmentation
+from ccfa.methods import METHODS, with_augmentation
 from ccfa.models import ChainBackbone
 from toys import STAGES, Recorder, begun, plugged, tiny, toy_images
 
@@ -262,6 +265,53 @@ def test_a_graph_makes_the_same_steps(name, augmentation):
     assert len({losses["loss"] for losses in graph}) == NUM_STEPS  # replays read new batches and new random numbers
     for number, (one, other) in enumerate(zip(eager[:num_compared], graph[:num_compared], strict=True)):
         assert other == pytest.approx(one, abs=1e-3, rel=1e-3), f"step {number}"
+
+
+ROUNDS, STEPS_OF_A_ROUND = 8, 25
+
+
+def trained_at_once(method, num_runs):
+    """Each of several runs, all alike, in a thread of its own: weights and statistics after each round of steps."""
+    pixels = np.random.default_rng(0).integers(0, 256, (60 * 20, 3, 32, 32), dtype=np.uint8)
+    images = ImageSet(pixels, np.repeat(np.arange(60), 20), tuple(map(str, range(60))))
+    stages = split(60, 50, 10)
+
+    def run(_):
+        with own_stream(CUDA):
+            learner = Learner(method, images, device=CUDA, acceleration=Acceleration.for_device(CUDA))
+            learner.begin(stages[0])
+            learner.conclude()
+            learner.begin(stages[1])
+            phase = prepare_phase(learner, method.phases(stages[1])[0], 0)
+            for group in phase.optimiser.param_groups:
+                group["lr"].fill_(0.01)
+            found, shuffled = [], torch.Generator().manual_seed(0)
+            for number in range(ROUNDS * STEPS_OF_A_ROUND):
+                order = torch.randperm(len(phase.rows), generator=shuffled)[: phase.batch_size]
+                phase.step(phase.rows[order.to(CUDA)])
+                if (number + 1) % STEPS_OF_A_ROUND == 0:
+                    state = learner.network.state_dict()
+                    found.append({name: tensor.cpu().clone() for name, tensor in state.items()})
+            return found
+
+    with ThreadPoolExecutor(num_runs) as pool:
+        return list(pool.map(run, range(num_runs)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "augmentation"), [("podnet", "ccfa"), ("podnet", "nothing"), ("afc", "ccfa")])
+def test_branches_never_race(name, augmentation, monkeypatch):
+    """Steps of the real size end with the same bits: branches one after the other, side by side, or under load."""
+    method = plugged(METHODS[name](), augmentation)
+    with monkeypatch.context() as patch:
+        patch.setattr(Lane, "branch", lambda self, name: self.main)
+        (serial,) = trained_at_once(method, 1)
+    (alone,), together = trained_at_once(method, 1), trained_at_once(method, 4)
+    assert all(tensor.isfinite().all() for tensor in serial[-1].values())
+    for label, states in {"alone": alone, **{f"one of four, {n}": states for n, states in enumerate(together)}}.items():
+        for number, (one, other) in enumerate(zip(serial, states, strict=True)):
+            differing = [name for name, tensor in one.items() if not torch.equal(tensor, other[name])]
+            assert not differing, f"{label}, round {number}: {len(differing)} of {len(one)} tensors, {differing[:3]}"
 
 
 @pytest.mark.gpu

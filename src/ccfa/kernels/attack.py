@@ -7,7 +7,7 @@ from ccfa.kernels.cuda import can_run, kernel, shared_memory
 
 CRITERIA = {"cross_entropy": 0, "nca": 1, "nca_exclusive": 2}
 SIMILARITIES = {"cosine": (1.0, 0.0), "distance": (2.0, -2.0)}  # slope and shift of the cosine
-SHARE = 2  # the attack takes one in two multiprocessors: in training, backward runs beside it on the others
+SHARE = 3  # the attack takes one in three multiprocessors: in training, backward runs beside it on the others
 DIMS = (16, 32, 64, 128)  # of features: powers of two; more do not fit into registers
 
 
