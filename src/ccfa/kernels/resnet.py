@@ -21,11 +21,11 @@ GRADIENT_STEPS = 2.0**40  # of a sum of gradients, as in resnet.cu
 SIDES = {16: 32, 32: 16, 64: 8}  # of the maps of each width
 BUFFERS = {(16, 16): (2, 2), (16, 32): (2, 2), (32, 32): (2, 3), (32, 64): (1, 3), (64, 64): (1, 4)}
 """Parts of an image and buffers for them, where gradients of weights are computed, as in resnet.cu."""
-LAYERS = {16: (2, 3), 32: (4,), 64: (4,)}
+LAYERS = {16: (2, 3), 32: (4,), 64: (8,)}
 """Convolutions of a width whose weights' gradients one kernel computes: the sizes of the first groups."""
 MAX_LAYERS = 10  # of a group, as in resnet.cu
-GRADIENT_BLOCKS = 96  # of such a kernel; each adds up the images of a part of the batch, and the parts are added later
-MIN_SPLITS, MAX_SPLITS = 8, 64  # of a batch
+GRADIENT_BLOCKS = 72  # of such a kernel; each adds up the images of a part of the batch, and the parts are added later
+MIN_SPLITS, MAX_SPLITS = 4, 64  # of a batch
 GRADIENT_BRANCHES = 2  # on which such kernels run in turn
 STEM_SPLITS = 128  # it comes last, when nothing else runs
 MAX_BATCH = 1024  # more images could take a sum of squares beyond its limit
