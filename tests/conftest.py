@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 
+import cuda_on_cpu
 from ccfa import cli, plugins
 from failing import install
 
@@ -31,6 +32,17 @@ def registries(monkeypatch):
     monkeypatch.setattr(plugins, "_loaded", {})
     for registry in plugins.Registry.every:
         monkeypatch.setattr(registry, "_added", dict(registry._added))
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request, monkeypatch):
+    """A GPU, and a CPU on which the package's CUDA kernels run as if it were one."""
+    if request.param == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    if cuda_on_cpu.COMPILER is None:
+        pytest.skip("there is no C++ compiler")
+    cuda_on_cpu.pretend(monkeypatch)
+    return torch.device("cpu")
 
 
 @pytest.fixture

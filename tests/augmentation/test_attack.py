@@ -12,6 +12,7 @@ from ccfa.augmentation.targets import most_confident
 from ccfa.kernels import confident_classes
 from ccfa.losses import cross_entropy, nca, nca_exclusive
 from ccfa.models import CosineHead, LinearHead, LocalSimilarityHead
+from cuda_on_cpu import in_reverse
 
 CRITERIA = [cross_entropy, nca, nca_exclusive]
 
@@ -93,13 +94,13 @@ def test_known_heads_use_the_kernel(monkeypatch, head, criterion, known):
     assert torch.equal(attacked, norms.expand(-1, 8)) == bool(known)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("num_classes", [7, 50, 90, 150])  # 150 need more than one tile
 @pytest.mark.parametrize("criterion", CRITERIA)
 @pytest.mark.parametrize("make", [CosineHead, LocalSimilarityHead], ids=lambda kind: kind.__name__)
-def test_the_kernel_makes_the_same_attack(monkeypatch, make, criterion, num_classes):
-    head = grown(make(64), num_classes).cuda()
-    start, norms, targets, alpha = (tensor.cuda() for tensor in problem(64, num_classes, 645))  # no whole tiles
+def test_the_kernel_makes_the_same_attack(device, monkeypatch, make, criterion, num_classes):
+    head = grown(make(64), num_classes).to(device)
+    num_rows = 645 if device.type == "cuda" else 21  # no whole blocks
+    start, norms, targets, alpha = (tensor.to(device) for tensor in problem(64, num_classes, num_rows))
     by_kernel, answers = module.sphere_attack, []
     monkeypatch.setattr(module, "sphere_attack", lambda *problem: None)
     expected, expected_labels = attack(head, criterion, start, norms, targets, alpha, 10)
@@ -109,25 +110,31 @@ def test_the_kernel_makes_the_same_attack(monkeypatch, make, criterion, num_clas
     # A sign is a matter of rounding where the gradient is almost 0; a wrong gradient would change most of them.
     assert ((attacked - expected).abs() > 1e-4).double().mean() < 0.005
     assert (labels == expected_labels).double().mean() > 0.99
+    with in_reverse():
+        again = attack(head, criterion, start.float(), norms.float(), targets, alpha.float(), 10)
+    assert torch.equal(again[0], attacked)
+    assert torch.equal(again[1], labels)
 
 
-@pytest.mark.gpu
-def test_other_dimensions_are_attacked_without_the_kernel():
+def test_other_dimensions_are_attacked_without_the_kernel(device):
     head, (start, norms, targets, alpha) = grown(CosineHead(48)), problem(48)
     expected, _ = attack(head, cross_entropy, start, norms, targets, alpha, 5)
-    found, _ = attack(head.cuda(), cross_entropy, *(part.cuda() for part in (start, norms, targets, alpha)), 5)
+    found, _ = attack(head.to(device), cross_entropy, *(part.to(device) for part in (start, norms, targets, alpha)), 5)
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("num_old", [1, 7, 50, 99])
 @pytest.mark.parametrize("make", [CosineHead, LocalSimilarityHead], ids=lambda kind: kind.__name__)
-def test_the_kernel_chooses_the_same_targets(make, num_old):
-    head = grown(make(64), num_old + 10).cuda()
-    features = torch.randn(130, 64, generator=torch.Generator().manual_seed(3)).cuda()
-    labels = torch.randint(num_old + 10, (130, 1), generator=torch.Generator().manual_seed(4)).cuda()
+def test_the_kernel_chooses_the_same_targets(device, make, num_old):
+    head = grown(make(64), num_old + 10).to(device)
+    features = torch.randn(130, 64, generator=torch.Generator().manual_seed(3)).to(device)
+    labels = torch.randint(num_old + 10, (130, 1), generator=torch.Generator().manual_seed(4)).to(device)
     expected = most_confident(head(features.double()), labels, num_old, 1, None)
     proxies, scale, similarity, _ = compared_directions(head.float(), nca)
     classes, valid = confident_classes(features, labels, proxies[:num_old], scale, similarity)
+    with in_reverse():
+        again = confident_classes(features, labels, proxies[:num_old], scale, similarity)
+    assert torch.equal(classes, again[0])
+    assert torch.equal(valid, again[1])
     assert torch.equal(valid, expected.valid[0])
     assert (classes == expected.classes[0])[valid].double().mean() > 0.99

@@ -8,10 +8,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
+from ccfa.kernels import resnet
 from ccfa.kernels.resnet import Run, _Images, chain_features
 from ccfa.models import BACKBONES
 from ccfa.models.backbone import ChainBackbone
 from ccfa.models.resnet import Block, as_chain
+from cuda_on_cpu import in_reverse
 
 ROUNDING = 2**-8  # of a number stored in bfloat16
 KNOWN = ["resnet32-podnet", "resnet32-pycil"]
@@ -30,8 +32,10 @@ def backbone(name):
     return made
 
 
-def images(num=24, channels_last=True):
-    made = torch.randn(num, 3, 32, 32, generator=torch.Generator().manual_seed(1)).cuda()
+def images(device, num, channels_last=True):
+    """So many, or fewer where kernels are slow."""
+    num = num if device.type == "cuda" else min(num, 4)
+    made = torch.randn(num, 3, 32, 32, generator=torch.Generator().manual_seed(1)).to(device)
     return made.contiguous(memory_format=torch.channels_last) if channels_last else made
 
 
@@ -77,11 +81,12 @@ def conv(unit, x):
     return F.conv2d(x, weight, stride=unit.conv.stride, padding=1)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("name", KNOWN)
-def test_each_kernel_of_a_training_step_against_float64(name, channels_last):
-    chain, batch = as_chain(backbone(name).cuda()), images(channels_last=channels_last)
+def test_each_kernel_of_a_training_step_against_float64(device, monkeypatch, name, channels_last):
+    for limit in ("MAX_SPLITS", "STEM_SPLITS"):  # so that a block adds up several images
+        monkeypatch.setattr(resnet, limit, 2)
+    chain, batch = as_chain(backbone(name).to(device)), images(device, 24, channels_last)
     before = copy.deepcopy(chain)
     run = Run(chain, _Images.of(batch))
     *maps, embedding = run.forward()
@@ -158,45 +163,44 @@ def test_each_kernel_of_a_training_step_against_float64(name, channels_last):
         near(gradients[index - 1], of_x)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("num", [2, 7, 130])
+@pytest.mark.parametrize("num", [2, 130])
 @pytest.mark.parametrize("name", KNOWN)
-def test_evaluation_against_float64(name, num):
-    made = backbone(name).eval().cuda().requires_grad_(False)
+def test_evaluation_against_float64(device, name, num):
+    made, batch = backbone(name).eval().to(device).requires_grad_(False), images(device, num)
     with torch.no_grad():
-        found, embedding = chain_features(as_chain(made), images(num))
-        expected = copy.deepcopy(made).double()(images(num).double())
-        with torch.autocast("cuda", torch.bfloat16):
-            usual = made(images(num))
+        found, embedding = chain_features(as_chain(made), batch)
+        expected = copy.deepcopy(made).double()(batch.double())
+        with torch.autocast(device.type, torch.bfloat16):
+            usual = made(batch)
     for one, other, third in zip(found, expected.maps, usual.maps, strict=True):
         error, usual_error = ((each.double() - other).norm() / other.norm() for each in (one, third))
         assert error < max(0.02, 1.2 * usual_error)
     assert (embedding.double() - expected.embedding).norm() < 0.02 * expected.embedding.norm()
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("num", [2, 100, 128])
-def test_gradients_are_as_near_to_float64_as_torchs(num):
-    made = backbone("resnet32-podnet").cuda()
-    batch, generator = images(num), torch.Generator("cuda").manual_seed(3)
+@pytest.mark.parametrize("num", [2, 101])
+def test_gradients_are_as_near_to_float64_as_torchs(device, num):
+    made = backbone("resnet32-podnet").to(device)
+    batch, generator = images(device, num), torch.Generator(device).manual_seed(3)
 
     def loss(maps, embedding):
         generator.manual_seed(3)
         parts = [*maps, embedding]
-        factors = [torch.randn(part.shape, generator=generator, device="cuda") for part in parts]
+        factors = [torch.randn(part.shape, generator=generator, device=device) for part in parts]
         return sum((part.float() * factor).mean() for part, factor in zip(parts, factors, strict=True))
 
     def gradients(network, features):
         return torch.autograd.grad(loss(*features), list(network.parameters()))
 
     mine = gradients(made, chain_features(as_chain(made), batch))
-    again = gradients(made, chain_features(as_chain(made), batch))
+    with in_reverse():
+        again = gradients(made, chain_features(as_chain(made), batch))
     features = chain_features(as_chain(made), batch)
     for _ in range(2):  # the same from one forward pass
         parts = torch.autograd.grad(loss(*features), list(made.parameters()), retain_graph=True)
         assert all(torch.equal(one, other) for one, other in zip(mine, parts, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(mine, again, strict=True))
-    with torch.autocast("cuda", torch.bfloat16):
+    with torch.autocast(device.type, torch.bfloat16):
         usual = gradients(made, tuple(made(batch)))
     exact = copy.deepcopy(made).double()
     expected = gradients(exact, tuple(exact(batch.double())))

@@ -26,10 +26,9 @@ def sgd(parameters, **changes):
     return optim.SGD(parameters, **{"lr": rate, "momentum": 0.9, "weight_decay": 5e-4} | changes)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("clip_value", [None, 5.0])
-def test_three_steps_against_numpy(clip_value):
-    parameters = made(SHAPES, "cuda")
+def test_three_steps_against_numpy(device, clip_value):
+    parameters = made(SHAPES, device)
     values = [parameter.detach().cpu().double().numpy() for parameter in parameters]
     gradients = [parameter.grad.cpu().double().numpy() for parameter in parameters]
     limit = np.inf if clip_value is None else clip_value
@@ -44,26 +43,23 @@ def test_three_steps_against_numpy(clip_value):
         np.testing.assert_allclose(optimiser.state[parameter]["momentum_buffer"].cpu(), velocity, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.gpu
-def test_what_is_not_a_number_stays_so():
-    parameters = made([(3, 1, 1, 1)], "cuda")
+def test_what_is_not_a_number_stays_so(device):
+    parameters = made([(3, 1, 1, 1)], device)
     parameters[0].grad[1] = float("nan")
     assert sgd_step(sgd(parameters), 5.0)
     assert parameters[0].isnan().flatten().tolist() == [False, True, False]
 
 
-@pytest.mark.gpu
-def test_a_momentum_that_lies_in_another_order_is_torchs():
-    parameters = made(SHAPES[:1], "cuda")
+def test_a_momentum_that_lies_in_another_order_is_torchs(device):
+    parameters = made(SHAPES[:1], device)
     optimiser = sgd(parameters)
-    optimiser.state[parameters[0]]["momentum_buffer"] = torch.zeros(SHAPES[0], device="cuda")
+    optimiser.state[parameters[0]]["momentum_buffer"] = torch.zeros(SHAPES[0], device=device)
     assert not sgd_step(optimiser)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("changes", [{"nesterov": True}, {"momentum": 0.0}, {"lr": 0.1}, {"maximize": True}])
-def test_other_steps_are_torchs(changes):
-    parameters = made(SHAPES[:3], "cuda")
+def test_other_steps_are_torchs(device, changes):
+    parameters = made(SHAPES[:3], device)
     before = [parameter.clone() for parameter in parameters]
     assert not sgd_step(sgd(parameters, **changes))
     assert all(torch.equal(one, other) for one, other in zip(before, parameters, strict=True))

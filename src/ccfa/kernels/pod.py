@@ -40,8 +40,10 @@ def pod_spatial(previous: Sequence[Tensor], current: Sequence[Tensor]) -> Tensor
         return None
     if torch.compiler.is_compiling():  # a launch cannot be traced
         return None
-    index, batch = torch.cuda.current_device(), len(current[0])
-    if not all(_suits(maps, batch, index) for maps in (*previous, *current)):
+    device, batch = current[0].device, len(current[0])
+    if device.index != torch.cuda.current_device():
+        return None
+    if not all(_suits(maps, batch, device) for maps in (*previous, *current)):
         return None
     if any(old.shape != new.shape or old.requires_grad for old, new in zip(previous, current, strict=True)):
         return None
@@ -51,9 +53,9 @@ def pod_spatial(previous: Sequence[Tensor], current: Sequence[Tensor]) -> Tensor
     return loss
 
 
-def _suits(maps: Tensor, batch: int, index: int) -> bool:
+def _suits(maps: Tensor, batch: int, device: torch.device) -> bool:
     return (
-        maps.device == torch.device("cuda", index)
+        maps.device == device
         and maps.dtype == torch.bfloat16
         and maps.ndim == 4
         and len(maps) == batch
