@@ -7,11 +7,13 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array, eye_array, vstack
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ccfa.augmentation import CCFA, Samples
+from ccfa.augmentation import CCFA, Samples, targets
 from ccfa.augmentation.targets import Balanced, draw_places, most_confident, target_rule
 from ccfa.errors import UsageError
+from ccfa.kernels import balanced_assignment
 from ccfa.losses import cross_entropy
 from ccfa.models import CosineHead, LinearHead
+from cuda_on_cpu import in_reverse
 from toys import seeded
 
 NUM_ROWS, TOLERANCE = 128, 0.003
@@ -104,6 +106,48 @@ def test_the_objective_is_that_of_the_linear_program(made, num_old, scores, k):
     best, found = exact(matrix), dense_of(assigned, classes, matrix)
     gap = (confidence(best, matrix) - imbalance(best) - confidence(found, matrix) + imbalance(found)) / NUM_ROWS
     assert -1e-5 < gap < TOLERANCE
+
+
+@pytest.mark.parametrize("scores", ["softmax", "logits"])
+@pytest.mark.parametrize(
+    ("made", "num_old", "k", "num_rows"),
+    [
+        (of_a_cosine_head, 50, 10, 128),
+        (of_a_cosine_head, 950, 5, 128),
+        (of_random_numbers, 90, 16, 128),
+        (of_a_cosine_head, 6, 6, 97),  # own classes take places
+        (of_a_cosine_head, 2, 2, 1),
+    ],
+)
+def test_the_kernel_makes_the_same_assignment(device, monkeypatch, made, num_old, k, num_rows, scores):
+    logits, labels = made(num_old, seed=0)
+    logits, labels = torch.tensor(logits[:num_rows], dtype=torch.float32), torch.tensor(labels[:num_rows, None])
+    if num_old == 2:
+        labels = torch.tensor([[0, 1]])  # no class is left
+    found, classes, valid = Balanced(k, scores).assignment(logits.to(device), labels.to(device), num_old)
+    with in_reverse():
+        again, _, _ = Balanced(k, scores).assignment(logits.to(device), labels.to(device), num_old)
+    assert torch.equal(found, again)
+    monkeypatch.setattr(targets, "balanced_assignment", lambda *problem: asked.append(problem))
+    asked = []
+    expected, expected_classes, expected_valid = Balanced(k, scores).assignment(logits.double(), labels, num_old)
+    assert len(asked) == 1
+    assert torch.equal(valid.cpu(), expected_valid)
+    same = (classes.cpu() == expected_classes).all(dim=1)  # float32 may order two classes differently
+    assert same.double().mean() > 0.95
+    torch.testing.assert_close(found.cpu().double()[same], expected[same], atol=5e-4, rtol=0)
+
+
+def test_when_no_kernel_can_balance(device):
+    confidences, classes, share = torch.rand(4, 3), torch.tensor([[0, 1, 2]] * 4), torch.tensor(1.0)
+    confidences, classes, share = (part.to(device) for part in (confidences, classes, share))
+    assert balanced_assignment(confidences, classes, 5, share, 2, 50, 3.0) is not None
+    assert balanced_assignment(confidences.double(), classes, 5, share, 2, 50, 3.0) is None
+    assert balanced_assignment(confidences, classes, 5, 0.8, 2, 50, 3.0) is None
+    assert balanced_assignment(confidences, classes, 20_000, share, 2, 50, 3.0) is None
+    assert balanced_assignment(confidences[:0], classes[:0], 5, share, 2, 50, 3.0) is None
+    assert balanced_assignment(confidences.repeat(129, 1), classes.repeat(129, 1), 5, share, 2, 50, 3.0) is None
+    assert balanced_assignment(confidences.repeat(1, 6), classes.repeat(1, 6), 5, share, 2, 50, 3.0) is None
 
 
 def with_own_probability(own, num_old: int):

@@ -12,6 +12,7 @@ from ccfa.kernels import cuda
 
 SOURCES = {  # with the constants that it is compiled with
     "attack.cu": ["DIM=64", "PROXIES=10", "CRITERION=1", "ROWS=5", "THREADS=512", "IN_GLOBAL=0"],
+    "balanced.cu": ["PLACES=10"],
     "head_loss.cu": [
         *("DIM=64", "PROXIES=10", "CRITERION=1", "ROWS=6", "WARPS=20", "IN_GLOBAL=0", "TILE=8", "THREADS=512"),
     ],

@@ -207,7 +207,9 @@ def with_and_without_branches(method, monkeypatch):
     return plain, branched, made
 
 
-@pytest.mark.parametrize("rest", [{}, {"weight": 0.5}, {"start": "noise"}])
+@pytest.mark.parametrize(
+    "rest", [{}, {"weight": 0.5}, {"start": "noise"}, {"target": "balanced-3"}, {"target": "random"}]
+)
 @pytest.mark.parametrize("name", ["podnet", "icarl", "finetune", "pass", "bic", "afc", "ucir"])
 def test_late_samples_change_nothing(monkeypatch, name, rest):
     """With branches, CCFA's samples are made beside backward; the gradients of the two parts of L_cls add up."""
@@ -227,7 +229,7 @@ class Other(CCFA):
     [
         ("podnet", CCFA(gradient_to_backbone=True)),
         ("podnet", CCFA(backbone_weight=0.5)),
-        ("podnet", CCFA(target="random")),
+        ("podnet", CCFA(target="own-label")),
         ("podnet", CCFA(count=0)),
         ("podnet", Other()),
         ("foster", CCFA()),  # features are wider than the old head, so that new classes' samples have no weight

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from ccfa.augmentation.samples import Criterion, Samples, compared_directions
-from ccfa.augmentation.targets import TargetRule, Targets, most_confident, own_classes, target_rule
+from ccfa.augmentation.targets import TargetRule, Targets, finds_any_other, most_confident, own_classes, target_rule
 from ccfa.errors import UsageError
 from ccfa.kernels import confident_classes, full_precision, sphere_attack
 from ccfa.models import Head
@@ -98,7 +98,7 @@ class CCFA:
         This holds for features as wide as the old head. A subclass may do anything.
         """
         constant = not self.gradient_to_backbone and self.backbone_weight is None
-        known = target_rule(self.target) is most_confident and labels.shape[1] == 1
+        known = finds_any_other(target_rule(self.target)) and labels.shape[1] == 1
         return type(self) is CCFA and self.count > 0 and constant and known
 
     def weights_ahead(self, labels: Tensor, old_head: Head) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from ccfa.errors import UsageError, unknown
+from ccfa.kernels import balanced_assignment
 
 
 class Targets(NamedTuple):
@@ -110,6 +111,11 @@ def target_rule(name: str) -> TargetRule:
     return TARGETS[name]
 
 
+def finds_any_other(rule: TargetRule) -> bool:
+    """Whether the rule has a target for exactly those rows that have an old class which is not their own."""
+    return isinstance(rule, Balanced) or rule in (most_confident, least_confident, random_class)
+
+
 def own_classes(labels: Tensor, num_old: int) -> Tensor:
     """Mask (N, old) of the old classes that a row carries as a label."""
     classes = torch.arange(num_old, device=labels.device)
@@ -127,6 +133,7 @@ def _best(scores: Tensor, labels: Tensor, count: int) -> Targets:
 # max <W, S> - sum_j |n_j - u| with n_j = sum_i S_ij. With prices in [-1, 1] it is a saddle point, min over prices of
 # max over S of <W - prices, S> + u sum prices. It is solved by the primal-dual hybrid gradient method with reflection,
 # Halpern's averaging towards an anchor and restarts: a fixed sequence of operators, so nothing waits for the host.
+# On a GPU they are one kernel (kernels/balanced.cu).
 RESTART = 50  # iterations after which the anchor moves to where the iteration has come
 PRICE_WEIGHT = 3.0  # how much longer the steps of the prices are than those of S; measured, as RESTART
 ITERATIONS = 150
@@ -144,6 +151,9 @@ def solve(confidences: Tensor, classes: Tensor, num_old: int, share: Tensor | fl
     Returns:
         The relaxed assignment S (N, K). Its rows sum to 1.
     """
+    found = balanced_assignment(confidences, classes, num_old, share, ITERATIONS, RESTART, PRICE_WEIGHT)
+    if found is not None:
+        return found
     num_rows, num_places = confidences.shape
     flat = classes.flatten()
     gain = (confidences - confidences.amax(dim=1, keepdim=True)) / PRICE_WEIGHT

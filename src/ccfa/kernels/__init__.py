@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import has_torch_function_unary
 
-from ccfa.kernels.attack import DIMS, confident_classes, fused_attack
+from ccfa.kernels.attack import DIMS, balanced_assignment, confident_classes, fused_attack
 from ccfa.kernels.cuda import can_run
 from ccfa.kernels.head_loss import head_loss
 
 __all__ = [
     "Conv3x3",
     "Normalise",
+    "balanced_assignment",
     "can_run",
     "confident_classes",
     "full_precision",

@@ -1,4 +1,4 @@
-"""Targets and the whole N-step attack as CUDA kernels, for heads that compare directions."""
+"""Targets and the whole N-step attack as CUDA kernels; all but balanced targets for heads that compare directions."""
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ CRITERIA = {"cross_entropy": 0, "nca": 1, "nca_exclusive": 2}
 SIMILARITIES = {"cosine": (1.0, 0.0), "distance": (2.0, -2.0)}  # slope and shift of the cosine
 SHARE = 3  # the attack takes one in three multiprocessors: in training, backward runs beside it on the others
 DIMS = (16, 32, 64, 128)  # of features: powers of two; more do not fit into registers
+MAX_ROWS, MAX_PLACES = 512, 16  # of balanced targets: one block has them all, in registers
 
 
 def fused_attack(
@@ -84,6 +85,37 @@ def confident_classes(
         num_proxies, dim, *SIMILARITIES[similarity], classes, valid, shared=shared,
     )  # fmt: skip
     return classes, valid
+
+
+def balanced_assignment(
+    confidences: Tensor, classes: Tensor, num_old: int, share: Tensor | float, iterations: int, restart: int,
+    price_weight: float,
+) -> Tensor | None:  # fmt: skip
+    """What `ccfa.augmentation.targets.solve` computes, in one kernel.
+
+    Args:
+        confidences: W (N, K).
+        classes: The candidates (N, K), `num_old` where there is none.
+        num_old: The number of old classes.
+        share: The number of rows meant for each class, a scalar tensor.
+        iterations: The number of iterations.
+        restart: Iterations after which the anchor moves.
+        price_weight: How much longer the steps of the prices are than those of S.
+
+    Returns:
+        S (N, K), or None where no kernel can be used.
+    """
+    (num_rows, places), shared = confidences.shape, 4 * 6 * (num_old + 1)
+    if not can_run(confidences.device) or not 0 < num_rows <= MAX_ROWS or places > MAX_PLACES:
+        return None
+    if not isinstance(share, Tensor) or confidences.dtype != torch.float32 or shared > shared_memory(share.device):
+        return None
+    result = torch.empty(confidences.shape, device=confidences.device)
+    kernel("balanced.cu", "balance", shared_memory(confidences.device), PLACES=places)(
+        (1,), 32 * _divided(num_rows, 32), confidences.contiguous(), classes.contiguous(), share.float(), result,
+        num_rows, num_old, iterations, restart, float(price_weight), shared=shared,
+    )  # fmt: skip
+    return result
 
 
 def _aligned(tensor: Tensor) -> Tensor:
