@@ -16,7 +16,7 @@ from ccfa.models.resnet import Block, as_chain
 from cuda_on_cpu import in_reverse
 
 ROUNDING = 2**-8  # of a number stored in bfloat16
-KNOWN = ["resnet32-podnet", "resnet32-pycil"]
+KNOWN = ["resnet32-podnet", "resnet32-pycil", "resnet32-ucir"]
 
 
 def backbone(name):
@@ -76,9 +76,50 @@ def wide(values):
     return values.double()[:, None, None]
 
 
-def conv(unit, x):
-    weight = unit.conv.weight.detach().bfloat16().double()
-    return F.conv2d(x, weight, stride=unit.conv.stride, padding=1)
+def conv(unit, x, weight):
+    return F.conv2d(x, weight, stride=unit.conv.stride, padding=unit.conv.padding)
+
+
+def rounded_weight(unit):
+    return unit.conv.weight.detach().bfloat16().double()
+
+
+def check_result(run, index, before, x):
+    """What one convolution and its batch norm make of what the convolution read; the batch norm's result."""
+    unit, old = run.chain.all_units[index], before.all_units[index].norm
+    y = conv(unit, x, rounded_weight(unit))
+    near(run.results[index], y)
+    mean, variance = y.mean((0, 2, 3)), y.var((0, 2, 3), unbiased=False)
+    near(run.moments[index][0], mean, 1e-4)
+    near(run.moments[index][1], (variance + unit.norm.eps).rsqrt(), 1e-4)
+    count = y.numel() / y.shape[1]
+    near(unit.norm.running_mean, 0.9 * old.running_mean.double() + 0.1 * mean, 1e-5)
+    near(unit.norm.running_var, 0.9 * old.running_var.double() + 0.1 * variance * count / (count - 1), 1e-5)
+    assert unit.norm.num_batches_tracked == old.num_batches_tracked + 1
+    scale = unit.norm.weight.detach().double() * run.moments[index][1].double()
+    stored = run.results[index].double()
+    return wide(scale) * (stored - wide(run.moments[index][0])) + wide(unit.norm.bias.detach())
+
+
+def check_gradients(run, index, given, x, found):
+    """Those of one convolution and its batch norm, from that of their result; the gradient of what was read."""
+    units, unit, moments = run.chain.all_units, run.chain.all_units[index], run.moments[index].double()
+    normal = (run.results[index].double() - wide(moments[0])) * wide(moments[1])
+    of_bias, of_weight = given.sum((0, 2, 3)), (given * normal).sum((0, 2, 3))
+    near(found[len(units) + 2 * index], of_weight, 0.03)  # the kernel adds numbers that are not rounded yet
+    near(found[len(units) + 2 * index + 1], of_bias, 0.03)
+    count = given.numel() / given.shape[1]
+    factor = wide(unit.norm.weight.detach().double() * moments[1])
+    of_y = factor * (given - wide(of_bias / count) - normal * wide(of_weight / count))
+    if index:
+        near(run.of_results[index], of_y)
+        of_y = run.of_results[index]
+    of_y = of_y.bfloat16().double()  # the stem's is not stored
+    x, weight = x.detach().requires_grad_(), rounded_weight(unit).requires_grad_()
+    of_x, of_w = torch.autograd.grad(conv(unit, x, weight), (x, weight), of_y)
+    assert found[index].shape == unit.conv.weight.shape
+    near(found[index], of_w, 1e-2)
+    return of_x
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
@@ -90,27 +131,19 @@ def test_each_kernel_of_a_training_step_against_float64(device, monkeypatch, nam
     before = copy.deepcopy(chain)
     run = Run(chain, _Images.of(batch))
     *maps, embedding = run.forward()
-    units, last = chain.units, len(chain.units) - 1
+    last = len(chain.units) - 1
     read = [batch.bfloat16().double()]  # by each convolution
-    for index, unit in enumerate(units):
-        y = conv(unit, read[index])
-        near(run.results[index], y)
-        mean, variance = y.mean((0, 2, 3)), y.var((0, 2, 3), unbiased=False)
-        near(run.moments[index][0], mean, 1e-4)
-        near(run.moments[index][1], (variance + unit.norm.eps).rsqrt(), 1e-4)
-        old = before.units[index].norm
-        count = y.numel() / y.shape[1]
-        near(unit.norm.running_mean, 0.9 * old.running_mean.double() + 0.1 * mean, 1e-5)
-        near(unit.norm.running_var, 0.9 * old.running_var.double() + 0.1 * variance * count / (count - 1), 1e-5)
-        assert unit.norm.num_batches_tracked == old.num_batches_tracked + 1
-        stored = run.results[index].double()
-        inverse = run.moments[index][1].double()
-        scale = unit.norm.weight.detach().double() * inverse
-        value = wide(scale) * (stored - wide(run.moments[index][0])) + wide(unit.norm.bias.detach())
+    for index in range(last + 1):
+        value = check_result(run, index, before, read[index])
         if index % 2 == 0 and index:
             shortcut = run.made[index - 2].double()
-            halves = shortcut.shape[1] < value.shape[1]
-            value += F.pad(shortcut[:, :, ::2, ::2], (0, 0, 0, 0, 0, shortcut.shape[1])) if halves else shortcut
+            if index - 1 in chain.projected:
+                place = chain.projected[index - 1]
+                near(run.made[place], check_result(run, place, before, shortcut))
+                value += run.made[place].double()
+            else:
+                halves = shortcut.shape[1] < value.shape[1]
+                value += F.pad(shortcut[:, :, ::2, ::2], (0, 0, 0, 0, 0, shortcut.shape[1])) if halves else shortcut
         if index % 2 or not index or chain.relu[index // 2 - 1]:
             value = value.relu()
         near(run.made[index], value)
@@ -118,6 +151,7 @@ def test_each_kernel_of_a_training_step_against_float64(device, monkeypatch, nam
     near(embedding, value.mean((2, 3)), 1e-4)
     assert [tuple(level.shape) for level in maps] == [tuple(run.made[2 * end + 2].shape) for end in chain.ends]
 
+    assert len(chain.projected) == (2 if name == "resnet32-ucir" else 0)
     torch.manual_seed(2)
     of_maps = [torch.randn_like(level) for level in maps]
     of_maps[1] = None
@@ -128,29 +162,14 @@ def test_each_kernel_of_a_training_step_against_float64(device, monkeypatch, nam
     first = of_maps[-1].double() + of_embedding.double()[:, :, None, None] / 64
     near(gradients[last], first * (run.made[-1] > 0) if chain.relu[-1] else first)
     for index in range(last, -1, -1):
-        unit, given = units[index], gradients[index].double()
-        moments = run.moments[index].double()
-        normal = (run.results[index].double() - wide(moments[0])) * wide(moments[1])
-        of_bias, of_weight = given.sum((0, 2, 3)), (given * normal).sum((0, 2, 3))
-        near(found[len(units) + 2 * index], of_weight, 0.03)  # the kernel adds numbers that are not rounded yet
-        near(found[len(units) + 2 * index + 1], of_bias, 0.03)
-        count = given.numel() / given.shape[1]
-        factor = wide(unit.norm.weight.detach().double() * moments[1])
-        of_y = factor * (given - wide(of_bias / count) - normal * wide(of_weight / count))
-        if index:
-            near(run.of_results[index], of_y)
-            of_y = run.of_results[index]
-        of_y = of_y.bfloat16().double()  # the stem's is not stored
-        x = read[index].requires_grad_()
-        weight = unit.conv.weight.detach().bfloat16().double().requires_grad_()
-        y = F.conv2d(x, weight, stride=unit.conv.stride, padding=1)
-        of_x, of_w = torch.autograd.grad(y, (x, weight), of_y)
-        near(found[index], of_w, 1e-2)
+        of_x = check_gradients(run, index, gradients[index].double(), read[index], found)
         if not index:
             break
         if index % 2:  # the trunk: from the shortcut, and from outside
             place, later = index // 2, gradients[index + 1].double()
-            if later.shape[1] > of_x.shape[1]:
+            if index in chain.projected:
+                of_x += check_gradients(run, chain.projected[index], later, read[index], found).bfloat16().double()
+            elif later.shape[1] > of_x.shape[1]:
                 of_x[:, :, ::2, ::2] += later[:, : of_x.shape[1]]
             else:
                 of_x += later
@@ -179,8 +198,9 @@ def test_evaluation_against_float64(device, name, num):
 
 
 @pytest.mark.parametrize("num", [2, 101])
-def test_gradients_are_as_near_to_float64_as_torchs(device, num):
-    made = backbone("resnet32-podnet").to(device)
+@pytest.mark.parametrize("name", ["resnet32-podnet", "resnet32-ucir"])
+def test_gradients_are_as_near_to_float64_as_torchs(device, name, num):
+    made = backbone(name).to(device)
     batch, generator = images(device, num), torch.Generator(device).manual_seed(3)
 
     def loss(maps, embedding):

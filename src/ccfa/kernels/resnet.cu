@@ -173,6 +173,28 @@ struct Convolution {
     if constexpr (SHARES == 2) add_shares(weights);
   }
 
+  // The same for a kernel of 1x1. The weights are lost, too, and so is what follows them, up to the size of those of 3x3.
+  __device__ __forceinline__ void run_1x1(const char *map, char *weights) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint4 *columns = reinterpret_cast<const uint4 *>(weights) + warp % WARPS_N * 32 + lane;
+    const u32 from = source(map, lane % 16) + (WIDTH + 1) * PITCH + lane / 16 * 16;
+#pragma unroll
+    for (int i = 0; i < COMPUTED * 8; i++) sums[i / 8][i / 4 % 2][i % 4] = 0.f;
+#pragma unroll
+    for (int i = 0; i < STEPS / SHARES; i++) {
+      const int step = share() * (STEPS / SHARES) + i;
+      const uint4 b = columns[step * WARPS_N * 32];
+#pragma unroll
+      for (int tile = 0; tile < COMPUTED; tile++) {
+        u32 a[4];
+        load_matrices(a, from + tile * DOWN * WIDTH * PITCH + step * 32);
+        multiply_add(sums[tile][0], a, b.x, b.y);
+        multiply_add(sums[tile][1], a, b.z, b.w);
+      }
+    }
+    if constexpr (SHARES == 2) add_shares(weights);
+  }
+
   // The first of two warps keeps the first half of the tiles and gives the others, the second one the reverse.
   __device__ __forceinline__ void add_shares(char *room) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, other = warp ^ (WARPS / 2);
@@ -198,9 +220,9 @@ struct Convolution {
   }
 };
 
-template <class C>
+template <class C, int TAPS = 9>
 __device__ __forceinline__ void copy_weights(char *shared, const bf16 *weights) {
-  for (int i = threadIdx.x * 16; i < C::WEIGHT_BYTES; i += THREADS * 16)
+  for (int i = threadIdx.x * 16; i < C::WEIGHT_BYTES / 9 * TAPS; i += THREADS * 16)
     copy_ahead(shared + i, reinterpret_cast<const char *>(weights) + i);
 }
 
@@ -281,16 +303,14 @@ __device__ __forceinline__ void add_sums(const Four &sum, const Four &product, f
   }
 }
 
-// What a block needs to know of the sum that forms the trunk: where the shortcut comes from.
-enum Shortcut { NONE = 0, SAME = 1, HALVED = 2 };  // HALVED: every second pixel, and zeros in the upper channels
+// Where the shortcut of a sum comes from, or the gradient of what a shortcut begins with. HALVED: every second pixel, with
+// zeros in new channels. SPREAD, of gradients alone: every second pixel, through a convolution of 1x1.
+enum Shortcut { NONE = 0, SAME = 1, HALVED = 2, SPREAD = 3 };
 
 // ------------------------------------------------------------------------------------------------------------ forward
 
 template <class C>
-__device__ __forceinline__ void convolve_and_store(char *map, char *weights, float *scratch, bf16 *result,
-                                                   u64 *result_sums) {
-  C convolution;
-  convolution.run(map, weights);
+__device__ __forceinline__ void store_with_sums(const C &convolution, float *scratch, bf16 *result, u64 *result_sums) {
   Four sum = {}, squares = {};
 #pragma unroll
   for (int tile = 0; tile < C::TILES; tile++)
@@ -348,7 +368,9 @@ __device__ __forceinline__ void forward(const bf16 *__restrict__ y, const u64 *y
   }
   copies_done();
   __syncthreads();
-  convolve_and_store<C>(map, own_weights, scratch, result, result_sums);
+  C convolution;
+  convolution.run(map, own_weights);
+  store_with_sums(convolution, scratch, result, result_sums);
 }
 
 #define FORWARD(NAME, CIN, COUT, SIDE, STRIDE)                                                                       \
@@ -391,9 +413,60 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   load_image<C>(shared, images, blockIdx.x, channels, by_channel, by_pixel, THREADS);
   copies_done();
   __syncthreads();
-  convolve_and_store<C>(shared, own_weights, reinterpret_cast<float *>(own_weights + C::WEIGHT_BYTES), result,
-                        result_sums);
+  C convolution;
+  convolution.run(shared, own_weights);
+  store_with_sums(convolution, reinterpret_cast<float *>(own_weights + C::WEIGHT_BYTES), result, result_sums);
 }
+
+// A shortcut with parameters: a convolution of 1x1 of every second pixel, then a batch norm.
+template <class C>
+__device__ __forceinline__ void project(const bf16 *read, const bf16 *weights, bf16 *result, u64 *result_sums) {
+  char *own_weights = shared + C::MAP_BYTES;
+  constexpr int OCTETS = C::CIN / 8;
+  copy_weights<C, 1>(own_weights, weights);
+  wait_for_others();
+  for (int i = threadIdx.x; i < C::SIDE * C::SIDE * OCTETS; i += THREADS) {
+    const int row = i / OCTETS / C::SIDE * C::STRIDE, column = i / OCTETS % C::SIDE * C::STRIDE, octet = i % OCTETS;
+    const bf16 *from = read + ((blockIdx.x * C::FROM + row) * C::FROM + column) * C::CIN + octet * 8;
+    copy_ahead(C::at(shared, row, column) + octet * 16, reinterpret_cast<const char *>(from));
+  }
+  copies_done();
+  __syncthreads();
+  C convolution;
+  convolution.run_1x1(shared, own_weights);
+  store_with_sums(convolution, reinterpret_cast<float *>(own_weights + C::WEIGHT_BYTES), result, result_sums);
+}
+
+template <int C, int SIDE>
+__device__ __forceinline__ void normalise(const bf16 *y, const u64 *y_sums, const Norm &norm, float eps, float momentum,
+                                          bf16 *result) {
+  constexpr int OCTETS = C / 8, PIXELS = SIDE * SIDE;
+  __shared__ float scales[2 * C];
+  wait_for_others();
+  scale_and_shift<C>(y_sums, norm, float(gridDim.x) * PIXELS, eps, momentum, scales);
+  __syncthreads();
+  const int octet = threadIdx.x % OCTETS * 8;
+#pragma unroll
+  for (int pixel = threadIdx.x / OCTETS; pixel < PIXELS; pixel += THREADS / OCTETS) {
+    const int place = (blockIdx.x * PIXELS + pixel) * C + octet;
+    Eight v = unpacked(*reinterpret_cast<const uint4 *>(y + place));
+#pragma unroll
+    for (int k = 0; k < 8; k++) v.at[k] = scales[octet + k] * v.at[k] + scales[C + octet + k];
+    *reinterpret_cast<uint4 *>(result + place) = packed(v);
+  }
+}
+
+#define PROJECTION(CIN, COUT, SIDE)                                                                                 \
+  extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                          \
+      project_##CIN##_##COUT(const bf16 *read, const bf16 *weights, bf16 *result, u64 *result_sums) {               \
+    project<Convolution<CIN, COUT, SIDE, 2>>(read, weights, result, result_sums);                                   \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(THREADS)                                                             \
+      normalise_##COUT(const bf16 *y, const u64 *y_sums, Norm norm, float eps, float momentum, bf16 *result) {      \
+    normalise<COUT, SIDE>(y, y_sums, norm, eps, momentum, result);                                                  \
+  }
+PROJECTION(16, 32, 16)
+PROJECTION(32, 64, 8)
 
 // The end: the last map, (8, 8, 64), and its mean over pixels.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -454,20 +527,16 @@ __device__ __forceinline__ void add(Four &v, uint2 quad) {
 
 __device__ __forceinline__ uint2 quad_at(const bf16 *place) { return *reinterpret_cast<const uint2 *>(place); }
 
-// C is the convolution from the gradient of the result to that of the input; DILATED for a forward stride of 2.
+// Loads the gradient of a batch norm's result and its input, and makes the gradient of that input: as the map that a
+// convolution reads, and in memory. Waits for all copies.
 template <class C, bool DILATED>
-__device__ __forceinline__ void backward(const bf16 *__restrict__ gradient, const u64 *sums, const bf16 *__restrict__ y,
-                                         const float *weight, const float *moments, bf16 *__restrict__ of_y,
-                                         const bf16 *weights, const bf16 *__restrict__ shortcut, int kind,
-                                         const bf16 *__restrict__ external,
-                                         const bf16 *__restrict__ trunk, int mask, const Before &before,
-                                         bf16 *__restrict__ result, u64 *result_sums) {
-  char *map = shared, *own_weights = shared + C::MAP_BYTES;
-  float *scratch = reinterpret_cast<float *>(own_weights + C::WEIGHT_BYTES);
+__device__ __forceinline__ void load_gradient(const bf16 *__restrict__ gradient, const u64 *sums,
+                                              const bf16 *__restrict__ y, const float *weight, const float *moments,
+                                              bf16 *__restrict__ of_y, float *scratch) {
+  char *map = shared;
   constexpr int SIDE = DILATED ? C::FROM / 2 : C::FROM, PIXELS = SIDE * SIDE;
   constexpr int OCTETS = C::CIN / 8, LOADS = PIXELS * OCTETS / THREADS;
   const int octet = threadIdx.x % OCTETS, first = threadIdx.x / OCTETS;
-  copy_weights<C>(own_weights, weights);
   if (DILATED) {
     for (int i = threadIdx.x * 16; i < C::MAP_BYTES; i += THREADS * 16)
       *reinterpret_cast<uint4 *>(map + i) = make_uint4(0, 0, 0, 0);
@@ -509,9 +578,23 @@ __device__ __forceinline__ void backward(const bf16 *__restrict__ gradient, cons
   }
   copies_done();
   __syncthreads();
+}
+
+// C is the convolution from the gradient of the result to that of the input; DILATED for a forward stride of 2.
+template <class C, bool DILATED>
+__device__ __forceinline__ void backward(const bf16 *__restrict__ gradient, const u64 *sums, const bf16 *__restrict__ y,
+                                         const float *weight, const float *moments, bf16 *__restrict__ of_y,
+                                         const bf16 *weights, const bf16 *__restrict__ shortcut, int kind,
+                                         const bf16 *__restrict__ external,
+                                         const bf16 *__restrict__ trunk, int mask, const Before &before,
+                                         bf16 *__restrict__ result, u64 *result_sums) {
+  char *own_weights = shared + C::MAP_BYTES;
+  float *scratch = reinterpret_cast<float *>(own_weights + C::WEIGHT_BYTES);
+  copy_weights<C>(own_weights, weights);
+  load_gradient<C, DILATED>(gradient, sums, y, weight, moments, of_y, scratch);
 
   C convolution;
-  convolution.run(map, own_weights);
+  convolution.run(shared, own_weights);
   const int channel = C::channel();
   float mean[4], inverse[4], scale[4], shift[4];
 #pragma unroll
@@ -533,9 +616,9 @@ __device__ __forceinline__ void backward(const bf16 *__restrict__ gradient, cons
       values[i] = quad_at(before.y + place);
       from_shortcut[i] = from_outside[i] = signs[i] = make_uint2(0, 0);
       if (kind == SAME) from_shortcut[i] = quad_at(shortcut + place);
-      if (kind == HALVED && row % 2 == 0 && column % 2 == 0) {
+      if (kind >= HALVED && row % 2 == 0 && column % 2 == 0) {
         const int narrow = (blockIdx.x * (C::SIDE / 2) + row / 2) * (C::SIDE / 2) + column / 2;
-        from_shortcut[i] = quad_at(shortcut + narrow * 2 * C::COUT + channel);
+        from_shortcut[i] = quad_at(shortcut + narrow * (kind == HALVED ? 2 : 1) * C::COUT + channel);
       }
       if (external) from_outside[i] = quad_at(external + place);
       if (mask == BY_TRUNK) signs[i] = quad_at(trunk + place);
@@ -575,12 +658,27 @@ BACKWARD(backward_32, 32, 32, 16, false)
 BACKWARD(backward_64_32, 64, 32, 16, true)
 BACKWARD(backward_64, 64, 64, 8, false)
 
+// Add this image's sums of four channels' gradients and of their products, from threads that have every fourth channel.
+template <int C>
+__device__ __forceinline__ void add_sums(const Four &sum, const Four &products, u64 *result_sums) {
+  constexpr int QUADS = C / 4, GROUPS = THREADS / QUADS;
+  __shared__ float scratch[2][GROUPS][C];
+  const int channel = threadIdx.x % QUADS * 4, group = threadIdx.x / QUADS;
+#pragma unroll
+  for (int i = 0; i < 4; i++) scratch[0][group][channel + i] = sum.at[i], scratch[1][group][channel + i] = products.at[i];
+  __syncthreads();
+  if (threadIdx.x < 2 * C) {
+    float all = 0.f;
+    for (int i = 0; i < GROUPS; i++) all += scratch[threadIdx.x / C][i][threadIdx.x % C];
+    add(result_sums + threadIdx.x, all, GRADIENT_STEPS);
+  }
+}
+
 // Where backward starts: the gradient of the last map, of which the embedding is the mean.
 extern "C" __global__ void __launch_bounds__(THREADS)
     backward_start(const float *of_embedding, const bf16 *external, const bf16 *trunk, int mask, Before before,
                    bf16 *result, u64 *result_sums) {
   constexpr int C = 64, PIXELS = 64, QUADS = C / 4, GROUPS = THREADS / QUADS;
-  __shared__ float scratch[2][GROUPS][C];
   const int channel = threadIdx.x % QUADS * 4, group = threadIdx.x / QUADS;
   Four sum = {}, products = {};
 #pragma unroll
@@ -599,15 +697,60 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     store(result + place, v);
   }
-#pragma unroll
-  for (int i = 0; i < 4; i++) scratch[0][group][channel + i] = sum.at[i], scratch[1][group][channel + i] = products.at[i];
-  __syncthreads();
-  if (threadIdx.x < 2 * C) {
-    float all = 0.f;
-    for (int i = 0; i < GROUPS; i++) all += scratch[threadIdx.x / C][i][threadIdx.x % C];
-    add(result_sums + threadIdx.x, all, GRADIENT_STEPS);
-  }
+  add_sums<C>(sum, products, result_sums);
 }
+
+// Backward through a shortcut with parameters: the sums for its batch norm, and the gradient of every second pixel.
+template <int C, int SIDE>
+__device__ __forceinline__ void sum_gradients(const bf16 *gradient, const bf16 *y, const float *moments,
+                                              u64 *result_sums) {
+  constexpr int QUADS = C / 4, PIXELS = SIDE * SIDE;
+  wait_for_others();
+  const int channel = threadIdx.x % QUADS * 4;
+  Four sum = {}, products = {};
+#pragma unroll 4
+  for (int pixel = threadIdx.x / QUADS; pixel < PIXELS; pixel += THREADS / QUADS) {
+    const int place = (blockIdx.x * PIXELS + pixel) * C + channel;
+    const Four v = four(gradient + place), value = four(y + place);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      sum.at[i] += v.at[i];
+      products.at[i] += v.at[i] * (value.at[i] - moments[channel + i]) * moments[C + channel + i];
+    }
+  }
+  add_sums<C>(sum, products, result_sums);
+}
+
+template <class C>
+__device__ __forceinline__ void project_back(const bf16 *gradient, const u64 *sums, const bf16 *y, const float *weight,
+                                             const float *moments, bf16 *of_y, const bf16 *weights, bf16 *result) {
+  char *own_weights = shared + C::MAP_BYTES;
+  copy_weights<C, 1>(own_weights, weights);
+  load_gradient<C, false>(gradient, sums, y, weight, moments, of_y,
+                          reinterpret_cast<float *>(own_weights + C::WEIGHT_BYTES));
+  C convolution;
+  convolution.run_1x1(shared, own_weights);
+#pragma unroll
+  for (int tile = 0; tile < C::TILES; tile++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int place = blockIdx.x * C::SIDE * C::SIDE + C::pixel(tile, half);
+      store(result + place * C::COUT + C::channel(), convolution.result(tile, half));
+    }
+}
+
+#define PROJECTION_BACK(CIN, COUT, SIDE)                                                                              \
+  extern "C" __global__ void __launch_bounds__(THREADS)                                                               \
+      sum_gradients_##CIN(const bf16 *gradient, const bf16 *y, const float *moments, u64 *result_sums) {              \
+    sum_gradients<CIN, SIDE>(gradient, y, moments, result_sums);                                                      \
+  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                            \
+      project_back_##CIN##_##COUT(const bf16 *gradient, const u64 *sums, const bf16 *y, const float *weight,          \
+                                  const float *moments, bf16 *of_y, const bf16 *weights, bf16 *result) {              \
+    project_back<Convolution<CIN, COUT, SIDE, 1>>(gradient, sums, y, weight, moments, of_y, weights, result);         \
+  }
+PROJECTION_BACK(32, 16, 16)
+PROJECTION_BACK(64, 32, 8)
 
 // ---------------------------------------------------------------------------------------------- gradients of weights
 
@@ -802,18 +945,18 @@ extern "C" __global__ void add_parts(const float *parts, int num, int size, floa
 
 // ------------------------------------------------------------------------------------------------------------ weights
 
-struct Weights {  // of each convolution: (out, 3, 3, in) in float32
+struct Weights {  // of each convolution: (out, 3, 3, in) or (out, 1, 1, in) in float32
   const float *at[40];
-  int in[40], out[40];
+  int in[40], out[40], taps[40];
   int start[40];  // where the convolution begins among all of them, in numbers
 };
 
 // The weights in bfloat16, in the order in which the lanes of a warp read them, 8 numbers a lane: for each tap and 16
 // channels to sum over, for each 16 channels of the result. `transposed` serves the gradient of the input. An image's
 // few channels are followed by zeros, up to 16.
-__device__ __forceinline__ void reorder(const float *weight, int in, int out, bool transposed, bf16 *to) {
+__device__ __forceinline__ void reorder(const float *weight, int in, int out, int taps, bool transposed, bf16 *to) {
   const int sum_over = transposed ? out : max(in, 16), results = transposed ? in : out;
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < 9 * sum_over * results / 8; i += gridDim.x * blockDim.x) {
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < taps * sum_over * results / 8; i += gridDim.x * blockDim.x) {
     const int lane = i % 32, group = i / 32 % (results / 16), step = i / 32 / (results / 16);
     const int tap = step / (sum_over / 16), column = lane / 4;
     float v[8];
@@ -823,9 +966,9 @@ __device__ __forceinline__ void reorder(const float *weight, int in, int out, bo
       const int c = group * 16 + column / 2 * 4 + tile * 2 + column % 2;
       const int from = step % (sum_over / 16) * 16 + lane % 4 * 2 + k / 2 % 2 * 8 + k % 2;
       if (transposed)
-        v[k] = weight[(from * 9 + 8 - tap) * in + c];
+        v[k] = weight[(from * taps + taps - 1 - tap) * in + c];
       else
-        v[k] = from < in ? weight[(c * 9 + tap) * in + from] : 0.f;
+        v[k] = from < in ? weight[(c * taps + tap) * in + from] : 0.f;
     }
     reinterpret_cast<uint4 *>(to)[i] =
         make_uint4(pair_of(v[0], v[1]), pair_of(v[2], v[3]), pair_of(v[4], v[5]), pair_of(v[6], v[7]));
@@ -833,9 +976,9 @@ __device__ __forceinline__ void reorder(const float *weight, int in, int out, bo
 }
 
 extern "C" __global__ void reorder_weights(Weights weights, bf16 *result, bf16 *transposed) {
-  const int layer = blockIdx.y, in = weights.in[layer], out = weights.out[layer];
-  reorder(weights.at[layer], in, out, false, result + weights.start[layer]);
-  if (transposed && in >= 16) reorder(weights.at[layer], in, out, true, transposed + weights.start[layer]);
+  const int layer = blockIdx.y, in = weights.in[layer], out = weights.out[layer], taps = weights.taps[layer];
+  reorder(weights.at[layer], in, out, taps, false, result + weights.start[layer]);
+  if (transposed && in >= 16) reorder(weights.at[layer], in, out, taps, true, transposed + weights.start[layer]);
 }
 
 // --------------------------------------------------------------------------------------------------------- evaluation
@@ -862,20 +1005,21 @@ struct Evaluation {
 };
 
 // One convolution with the batch norm after it; `keep` gets each pixel's four channels.
-template <class C, class Keep>
+template <class C, int TAPS = 9, class Keep>
 __device__ __forceinline__ void evaluated(Evaluation &now, const char *map, Keep keep) {
   __syncthreads();  // the map is written, and the weights of the last convolution are no longer needed
-  copy_weights<C>(now.own_weights, now.weights);
+  copy_weights<C, TAPS>(now.own_weights, now.weights);
   const int channel = C::channel();
   float scale[4], shift[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) scale[i] = now.scales[channel + i], shift[i] = now.scales[C::COUT + channel + i];
-  now.weights += C::WEIGHT_BYTES / 2;
+  now.weights += C::WEIGHT_BYTES / 2 / 9 * TAPS;
   now.scales += 2 * C::COUT;
   copies_done();
   __syncthreads();
   C convolution;
-  convolution.run(map, now.own_weights);
+  if constexpr (TAPS == 1) convolution.run_1x1(map, now.own_weights);
+  else convolution.run(map, now.own_weights);
 #pragma unroll
   for (int tile = 0; tile < C::TILES; tile++)
 #pragma unroll
@@ -893,19 +1037,25 @@ __device__ __forceinline__ Four rectified(Four v) {
   return v;
 }
 
-// A block from the trunk `from` to the trunk `to`, which may be the same place if nothing is halved.
+// A block from the trunk `from` to the trunk `to`, which may be the same place if nothing is halved. What halves may
+// project: its shortcut has parameters and is made first, where the trunk will be.
 template <int CIN, int COUT, int SIDE, int STRIDE>
 __device__ __forceinline__ void evaluated_block(Evaluation &now, char *from, char *hidden, char *to, int relu,
-                                                bf16 *result) {
+                                                bf16 *result, bool projects = false) {
   using First = Convolution<CIN, COUT, SIDE, STRIDE>;
   using Second = Convolution<COUT, COUT, SIDE, 1>;
+  if (STRIDE == 2 && projects)
+    evaluated<First, 1>(now, from, [&](int pixel, int channel, const Four &v) {
+      store(reinterpret_cast<bf16 *>(Second::at(to, pixel / SIDE, pixel % SIDE)) + channel, v);
+    });
   evaluated<First>(now, from, [&](int pixel, int channel, const Four &v) {
     store(reinterpret_cast<bf16 *>(Second::at(hidden, pixel / SIDE, pixel % SIDE)) + channel, rectified(v));
   });
   evaluated<Second>(now, hidden, [&](int pixel, int channel, Four v) {
     const int row = pixel / SIDE, column = pixel % SIDE;
-    if (channel < CIN) {
-      const Four more = four(reinterpret_cast<bf16 *>(First::at(from, row * STRIDE, column * STRIDE)) + channel);
+    if (channel < CIN || projects) {
+      const char *shortcut = projects ? Second::at(to, row, column) : First::at(from, row * STRIDE, column * STRIDE);
+      const Four more = four(reinterpret_cast<const bf16 *>(shortcut) + channel);
 #pragma unroll
       for (int i = 0; i < 4; i++) v.at[i] += more.at[i];
     }
@@ -923,7 +1073,7 @@ struct Trunk {  // of each block: whether a ReLU follows the sum, and where the 
 // A whole network in evaluation mode, one image a block, all maps in shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     evaluate(const float *images, int channels, int by_channel, int by_pixel, const bf16 *weights, const float *scales,
-             int num_16, int num_32, int num_64, Trunk trunk, float *embedding) {
+             int num_16, int num_32, int num_64, int projects_32, int projects_64, Trunk trunk, float *embedding) {
   using Wide = Convolution<16, 16, 32, 1>;
   using Middle = Convolution<32, 32, 16, 1>;
   using Narrow = Convolution<64, 64, 8, 1>;
@@ -946,7 +1096,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   clear_border<Middle>(middle, THREADS);
   clear_border<Middle>(middle_hidden, THREADS);
   now.own_weights = middle_hidden + Middle::MAP_BYTES;
-  evaluated_block<16, 32, 16, 2>(now, wide, middle_hidden, middle, trunk.relu[block], trunk.at[block]);
+  evaluated_block<16, 32, 16, 2>(now, wide, middle_hidden, middle, trunk.relu[block], trunk.at[block], projects_32);
   for (block++; block < num_16 + num_32; block++)
     evaluated_block<32, 32, 16, 1>(now, middle, middle_hidden, middle, trunk.relu[block], trunk.at[block]);
 
@@ -954,7 +1104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   clear_border<Narrow>(narrow, THREADS);
   clear_border<Narrow>(narrow_hidden, THREADS);
   now.own_weights = narrow_weights;
-  evaluated_block<32, 64, 8, 2>(now, middle, narrow_hidden, narrow, trunk.relu[block], trunk.at[block]);
+  evaluated_block<32, 64, 8, 2>(now, middle, narrow_hidden, narrow, trunk.relu[block], trunk.at[block], projects_64);
   for (block++; block < num_16 + num_32 + num_64; block++)
     evaluated_block<64, 64, 8, 1>(now, narrow, narrow_hidden, narrow, trunk.relu[block], trunk.at[block]);
   __syncthreads();

@@ -4,7 +4,7 @@ import ctypes
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -30,13 +30,14 @@ GRADIENT_BRANCHES = 2  # on which such kernels run in turn
 STEM_SPLITS = 128  # it comes last, when nothing else runs
 MAX_BATCH = 1024  # more images could take a sum of squares beyond its limit
 CHANNELS = 32  # of those read by a convolution, that a block computes gradients for
-NONE, SAME, HALVED = 0, 1, 2  # shortcuts
+NONE, SAME, HALVED, SPREAD = 0, 1, 2, 3  # shortcuts
+MAX_UNITS, MAX_BLOCKS = 40, 20
 ALL, BY_NORM, BY_TRUNK = 0, 1, 2  # what a ReLU's gradient is masked by
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A 3x3 convolution without bias and the batch norm after it."""
+    """A convolution without bias, of 3x3 or, in a shortcut, of 1x1, and the batch norm after it."""
 
     conv: nn.Conv2d
     norm: nn.BatchNorm2d
@@ -46,31 +47,57 @@ class Unit:
         """Channels in and out; the few of an image count as 16."""
         return max(self.conv.in_channels, 16), self.conv.out_channels
 
+    @property
+    def taps(self) -> int:
+        """The weights of a channel for another one."""
+        return math.prod(self.conv.kernel_size)
+
 
 @dataclass(frozen=True)
 class Chain:
     """A stem, with a ReLU, and blocks of two units whose sum with the shortcut is the trunk.
 
-    A shortcut is the trunk itself or, where a block halves the sides, every second pixel and zeros in the new channels.
+    A shortcut is the trunk itself or, where a block halves the sides, every second pixel, either with zeros in the new
+    channels or projected by a unit of its own.
     """
 
     units: tuple[Unit, ...]  # the stem's, then two for each block
     relu: tuple[bool, ...]  # whether one follows the sum of each block
     ends: tuple[int, ...]  # the blocks after which a level ends
+    projections: tuple[Unit | None, ...]  # of each block
+
+    @cached_property
+    def all_units(self) -> tuple[Unit, ...]:
+        """The units, then those that project."""
+        return (*self.units, *(unit for unit in self.projections if unit))
+
+    @cached_property
+    def projected(self) -> dict[int, int]:
+        """By the first unit of each block that projects: the place of the projecting one among all units."""
+        blocks = (block for block, unit in enumerate(self.projections) if unit)
+        return {2 * block + 1: place for place, block in enumerate(blocks, start=len(self.units))}
 
     @property
     def is_known(self) -> bool:
         """Whether the kernels know these shapes: widths of 16, 32 and 64, and batch norms that keep statistics."""
         widths = [unit.conv.out_channels for unit in self.units]
-        norms = [unit.norm for unit in self.units]
+        norms = [unit.norm for unit in self.all_units]
+        projecting = [
+            (unit.shape, self.units[2 * block + 1].shape) for block, unit in enumerate(self.projections) if unit
+        ]
         return (
             sorted(widths) == widths
             and set(widths) == set(SIDES)
-            and len(self.units) == 2 * len(self.relu) + 1 <= 40
-            and len(self.relu) <= 20
+            and len(self.units) == 2 * len(self.relu) + 1
+            and len(self.all_units) <= MAX_UNITS
+            and len(self.relu) == len(self.projections) <= MAX_BLOCKS
+            and all(shape == first and shape[0] < shape[1] for shape, first in projecting)
+            and all(unit.taps == (1 if place >= len(self.units) else 9) for place, unit in enumerate(self.all_units))
             and self.units[0].conv.in_channels <= 4
             and self.ends[-1] == len(self.relu) - 1
-            and all(unit.conv.stride == ((2, 2) if unit.shape[0] < unit.shape[1] else (1, 1)) for unit in self.units)
+            and all(
+                unit.conv.stride == ((2, 2) if unit.shape[0] < unit.shape[1] else (1, 1)) for unit in self.all_units
+            )
             and all(norm.affine and norm.track_running_stats and norm.momentum is not None for norm in norms)
             and len({(norm.eps, norm.momentum) for norm in norms}) == 1
             and all(parameter.dtype == torch.float32 for parameter in self.parameters())
@@ -78,8 +105,8 @@ class Chain:
 
     def parameters(self) -> list[Tensor]:
         """The weights of all convolutions, then weight and bias of each batch norm."""
-        norms = [parameter for unit in self.units for parameter in (unit.norm.weight, unit.norm.bias)]
-        return [*(unit.conv.weight for unit in self.units), *norms]
+        norms = [parameter for unit in self.all_units for parameter in (unit.norm.weight, unit.norm.bias)]
+        return [*(unit.conv.weight for unit in self.all_units), *norms]
 
 
 def chain_features(chain: Chain, images: Tensor) -> tuple[tuple[Tensor, ...], Tensor] | None:
@@ -87,7 +114,7 @@ def chain_features(chain: Chain, images: Tensor) -> tuple[tuple[Tensor, ...], Te
 
     In training mode batch norms use and remember the batch's moments. In evaluation mode there are no gradients.
     """
-    modes = {unit.norm.training for unit in chain.units}
+    modes = {unit.norm.training for unit in chain.all_units}
     training = modes == {True}
     trains = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in chain.parameters())
     suits = images.dtype == torch.float32 and images.shape[2:] == (32, 32) and not images.requires_grad
@@ -123,13 +150,16 @@ def _named(prefix: str, channels: int, out: int) -> str:
 
 
 class _Weights(ctypes.Structure):
-    _fields_ = [("at", ctypes.c_void_p * 40), *((name, ctypes.c_int * 40) for name in ("inputs", "outputs", "start"))]
+    _fields_ = [
+        ("at", ctypes.c_void_p * MAX_UNITS),
+        *((name, ctypes.c_int * MAX_UNITS) for name in ("inputs", "outputs", "taps", "start")),
+    ]
 
 
 class _Norms(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p * 40) for name in ("weight", "bias", "mean", "variance")),
-        *((name, ctypes.c_int * 40) for name in ("channels", "start")),
+        *((name, ctypes.c_void_p * MAX_UNITS) for name in ("weight", "bias", "mean", "variance")),
+        *((name, ctypes.c_int * MAX_UNITS) for name in ("channels", "start")),
     ]
 
 
@@ -150,7 +180,7 @@ class _Layers(ctypes.Structure):
 
 
 class _Trunk(ctypes.Structure):
-    _fields_ = [("at", ctypes.c_void_p * 20), ("relu", ctypes.c_int * 20)]
+    _fields_ = [("at", ctypes.c_void_p * MAX_BLOCKS), ("relu", ctypes.c_int * MAX_BLOCKS)]
 
 
 @dataclass(frozen=True)
@@ -172,15 +202,16 @@ class _Images:
         return iter((self.pixels, self.channels, self.by_channel, self.by_pixel))
 
 
-def _reordered(chain: Chain, transposed: bool) -> tuple[list[Tensor], list[Tensor]]:
+def _reordered(units: Sequence[Unit], transposed: bool) -> tuple[list[Tensor], list[Tensor]]:
     """Each convolution's weights as its kernel reads them, and for the gradient of its input."""
-    starts = _starts(math.prod(unit.shape) * 9 for unit in chain.units)
-    weights = [unit.conv.weight.detach().contiguous(memory_format=torch.channels_last) for unit in chain.units]
+    starts = _starts(math.prod(unit.shape) * unit.taps for unit in units)
+    weights = [unit.conv.weight.detach().contiguous(memory_format=torch.channels_last) for unit in units]
     both = torch.empty(1 + transposed, starts[-1], dtype=torch.bfloat16, device=weights[0].device)
     table = _Weights()
-    for index, (unit, weight) in enumerate(zip(chain.units, weights, strict=True)):
+    for index, (unit, weight) in enumerate(zip(units, weights, strict=True)):
         table.at[index], table.start[index] = weight.data_ptr(), starts[index]
         table.inputs[index], table.outputs[index] = unit.conv.in_channels, unit.conv.out_channels
+        table.taps[index] = unit.taps
     kernel("resnet.cu", "reorder_weights")((9, len(weights)), 256, table, both[0], both[1] if transposed else None)
     sizes = [end - start for start, end in pairwise(starts)]
     return list(both[0].split(sizes)), list(both[1].split(sizes)) if transposed else []
@@ -193,8 +224,8 @@ def _starts(sizes: Iterator[int]) -> list[int]:
     return starts
 
 
-def _map(num: int, channels: int, device: torch.device) -> Tensor:
-    side = SIDES[channels]
+def _map(num: int, channels: int, device: torch.device, side: int | None = None) -> Tensor:
+    side = side or SIDES[channels]
     shape = num, channels, side, side
     return torch.empty(shape, dtype=torch.bfloat16, device=device, memory_format=torch.channels_last)
 
@@ -202,16 +233,18 @@ def _map(num: int, channels: int, device: torch.device) -> Tensor:
 def _evaluated(chain: Chain, images: _Images) -> tuple[tuple[Tensor, ...], Tensor]:
     """The features in evaluation mode: one kernel, and two that prepare the weights."""
     num, device, blocks = len(images.pixels), images.pixels.device, chain.units[2::2]
-    weights, _ = _reordered(chain, transposed=False)
-    starts = _starts(unit.conv.out_channels for unit in chain.units)
+    pairs = zip(chain.projections, chain.units[1::2], blocks, strict=True)
+    units = [chain.units[0], *(unit for block in pairs for unit in block if unit)]  # in the order of the kernel
+    weights, _ = _reordered(units, transposed=False)
+    starts = _starts(unit.conv.out_channels for unit in units)
     scales = torch.empty(2 * starts[-1], device=device)
     norms = _Norms()
-    for index, unit in enumerate(chain.units):
+    for index, unit in enumerate(units):
         pointers = _pointers(unit.norm.weight, unit.norm.bias, unit.norm.running_mean, unit.norm.running_var)
         for table, pointer in zip((norms.weight, norms.bias, norms.mean, norms.variance), pointers, strict=True):
             table[index] = pointer
         norms.channels[index], norms.start[index] = unit.conv.out_channels, starts[index]
-    kernel("resnet.cu", "fold_norms")((len(chain.units),), 64, norms, chain.units[0].norm.eps, scales)
+    kernel("resnet.cu", "fold_norms")((len(units),), 64, norms, units[0].norm.eps, scales)
     maps = {block: _map(num, blocks[block].conv.out_channels, device) for block in chain.ends}
     trunk = _Trunk()
     for block, relu in enumerate(chain.relu):
@@ -220,8 +253,11 @@ def _evaluated(chain: Chain, images: _Images) -> tuple[tuple[Tensor, ...], Tenso
     embedding = torch.empty(num, 64, device=device)
     widths = [unit.conv.out_channels for unit in blocks]
     counts = [widths.count(width) for width in SIDES]
+    projects = [any(unit and unit.shape[1] == width for unit in chain.projections) for width in (32, 64)]
     evaluate = kernel("resnet.cu", "evaluate", EVALUATION_BYTES)
-    evaluate((num,), THREADS, *images, weights[0], scales, *counts, trunk, embedding, shared=EVALUATION_BYTES)
+    evaluate(
+        (num,), THREADS, *images, weights[0], scales, *counts, *projects, trunk, embedding, shared=EVALUATION_BYTES
+    )
     return tuple(maps.values()), embedding
 
 
@@ -250,23 +286,24 @@ class Run:
         self.chain, self.images = chain, images
         self.num, self.device = len(images.pixels), images.pixels.device
         self.lane = lane_here(self.device)
-        self.weights, self.transposed = _reordered(chain, transposed=True)
+        self.weights, self.transposed = _reordered(chain.all_units, transposed=True)
         norm = chain.units[0].norm
         self.eps, self.momentum = norm.eps, float(norm.momentum or 0)
-        outs = [unit.conv.out_channels for unit in chain.units]
+        outs = [unit.conv.out_channels for unit in chain.all_units]
         self.results = [_map(self.num, out, self.device) for out in outs]
         self.sums = self.zeros().split([2 * out for out in outs])  # of each channel's results and of their squares
         self.moments = [torch.empty(2, out, device=self.device) for out in outs]
-        # What is made of each result: what the next convolution reads, and the trunk where a block or the stem ends.
+        # What is made of each result: what the next convolution reads, the trunk where a block or the stem ends, or a
+        # shortcut.
         self.made = [_map(self.num, out, self.device) for out in outs]
 
     def zeros(self) -> Tensor:
         """Two sums for each channel of each result."""
-        channels = sum(unit.conv.out_channels for unit in self.chain.units)
+        channels = sum(unit.conv.out_channels for unit in self.chain.all_units)
         return torch.zeros(2 * channels, dtype=torch.int64, device=self.device)
 
     def norm(self, index: int) -> _Norm:
-        norm, moments = self.chain.units[index].norm, self.moments[index]
+        norm, moments = self.chain.all_units[index].norm, self.moments[index]
         statistics = norm.running_mean, norm.running_var, norm.num_batches_tracked
         return _Norm(*_pointers(norm.weight, norm.bias, *statistics, moments))
 
@@ -274,6 +311,8 @@ class Run:
         """How the trunk after a unit, which ends a block or is the stem, is made: shortcut, its kind, ReLU."""
         if index == 0:
             return None, NONE, True
+        if index - 1 in self.chain.projected:
+            return self.made[self.chain.projected[index - 1]], SAME, self.chain.relu[index // 2 - 1]
         shortcut = self.made[index - 2]
         kind = SAME if shortcut.shape[1] == self.results[index].shape[1] else HALVED
         return shortcut, kind, self.chain.relu[index // 2 - 1]
@@ -293,9 +332,36 @@ class Run:
             launch, shared = _convolution(_named("forward", channels, out), channels, out, SIDES[channels])
             result = self.weights[index + 1], self.results[index + 1], self.sums[index + 1]
             launch((num,), THREADS, *given, kind, int(relu), self.made[index], *result, shared=shared, early=True)
+            if index + 1 in self.chain.projected:
+                self.project(self.made[index], self.chain.projected[index + 1])
         embedding = torch.empty(num, 64, device=self.device)
         kernel("resnet.cu", "forward_end")((num,), THREADS, *given, int(relu), self.made[last], embedding, early=True)
         return *(self.made[2 * block + 2] for block in self.chain.ends), embedding
+
+    def project(self, trunk: Tensor, place: int) -> None:
+        """Make a shortcut."""
+        channels, out = self.chain.all_units[place].shape
+        launch, shared = _convolution(f"project_{channels}_{out}", channels, out, SIDES[channels])
+        result = self.results[place], self.sums[place]
+        launch((self.num,), THREADS, trunk, self.weights[place], *result, shared=shared, early=True)
+        kernel("resnet.cu", f"normalise_{out}")(
+            (self.num,), THREADS, *result, self.norm(place), self.eps, self.momentum, self.made[place], early=True
+        )
+
+    def project_back(self, gradient: Tensor, place: int, sums: Tensor) -> Tensor:
+        """The gradient of every second pixel of the trunk, from that of the shortcut."""
+        unit, moments = self.chain.all_units[place], self.moments[place]
+        channels, out = unit.shape[::-1]
+        kernel("resnet.cu", f"sum_gradients_{channels}")(
+            (self.num,), THREADS, gradient, self.results[place], moments, sums, early=True
+        )
+        found = _map(self.num, out, self.device, SIDES[channels])
+        launch, shared = _convolution(f"project_back_{channels}_{out}", channels, out, SIDES[channels])
+        launch(
+            (self.num,), THREADS, gradient, sums, self.results[place], unit.norm.weight, moments,
+            self.of_results[place], self.transposed[place], found, shared=shared, early=True,
+        )  # fmt: skip
+        return found
 
     def before(self, index: int) -> _Before:
         norm = self.chain.units[index].norm
@@ -307,7 +373,9 @@ class Run:
         external = {2 * block + 2: _as_map(given) for block, given in zip(self.chain.ends, of_maps, strict=True)}
         if of_embedding is None:
             of_embedding = torch.zeros(num, 64, device=self.device)
-        gradients = self.gradients = [torch.empty_like(result) for result in self.results]  # after each batch norm
+        gradients = self.gradients = [
+            torch.empty_like(result) for result in self.results[: last + 1]
+        ]  # after batch norms
         self.of_results = [None, *map(torch.empty_like, self.results[1:])]  # before it; the stem's is not stored
         flat = self.zeros()  # afresh each time: of gradients, and of gradients times normalised results
         sums = flat.split([len(one) for one in self.sums])
@@ -317,13 +385,16 @@ class Run:
             gradients[last], sums[last],
         )  # fmt: skip
         groups = {group[0]: group for group in self.groups()}
-        waiting: list[Aside[list[Tensor]]] = []
+        waiting: list[Aside[dict[int, Tensor]]] = []
         for index in range(last, 0, -1):  # from the result of one unit to that of the unit before
             channels, out = units[index].shape[::-1]
             launch, shared = _convolution(_named("backward", channels, out), channels, out, SIDES[out])
             starts_block = index % 2 == 1
             shortcut = gradients[index + 1] if starts_block else None  # of the trunk after this block
             kind = NONE if not starts_block else SAME if channels == out else HALVED
+            if shortcut is not None and index in self.chain.projected:
+                place = self.chain.projected[index]
+                shortcut, kind = self.project_back(shortcut, place, sums[place]), SPREAD
             _, _, relu = self.made_of(index - 1) if starts_block else (None, NONE, True)
             by_trunk = starts_block and index > 1
             mask = ALL if not relu else BY_TRUNK if by_trunk else BY_NORM
@@ -336,31 +407,37 @@ class Run:
             if index in groups:
                 compute, turn = partial(self.weight_gradients, groups[index]), len(waiting) % GRADIENT_BRANCHES
                 waiting.append(aside(f"weights {turn}", self.device, compute, self.lane))
-        of_weights = self.stem_gradient(sums[0])
+        of_weights = {0: self.stem_gradient(sums[0])}
         of_norms = (flat / GRADIENT_STEPS).split([len(one) for one in sums])
-        for group in waiting[::-1]:
-            of_weights += group()
-        return [*of_weights, *(part for both in of_norms for part in reversed(both.view(2, -1).unbind()))]
+        for group in waiting:
+            of_weights |= group()
+        in_order = (of_weights[index] for index in range(len(of_weights)))
+        return [*in_order, *(part for both in of_norms for part in reversed(both.view(2, -1).unbind()))]
 
     def groups(self) -> list[list[int]]:
-        """Convolutions of the same shape, whose gradients one kernel computes; all but the stem."""
-        shapes = {index: self.chain.units[index].shape for index in range(1, len(self.chain.units))}
+        """Convolutions of the same shape, whose gradients one kernel computes; all but the stem.
+
+        A shortcut's of 1x1 is among those of 3x3: its gradient is that of the tap in the middle.
+        """
+        shapes = {index: unit.shape for index, unit in enumerate(self.chain.all_units) if index}
         alike = [[index for index in shapes if shapes[index] == shape] for shape in dict.fromkeys(shapes.values())]
         return [group for same in alike for group in _divided(same, LAYERS[shapes[same[0]][1]])]
 
-    def weight_gradients(self, group: list[int]) -> list[Tensor]:
-        channels, out = self.chain.units[group[0]].shape
+    def weight_gradients(self, group: list[int]) -> dict[int, Tensor]:
+        units, channels, out = self.chain.all_units, *self.chain.units[group[0]].shape
         launch, shared = _weights_kernel(_named("weights", channels, out), channels, out, *BUFFERS[channels, out])
         pieces = -(-channels // CHANNELS)
         splits = min(max(GRADIENT_BLOCKS // (len(group) * pieces), MIN_SPLITS), MAX_SPLITS, self.num)
         parts = torch.empty(splits, len(group), out, 3, 3, channels, device=self.device)
         table = _Layers()
         for place, index in enumerate(group):
-            table.at[place] = _Layer(*_pointers(self.made[index - 1], self.of_results[index]))
+            read = {shortcut: first for first, shortcut in self.chain.projected.items()}.get(index, index) - 1
+            table.at[place] = _Layer(*_pointers(self.made[read], self.of_results[index]))
         launch((splits, len(group), pieces), THREADS, table, self.num, parts, shared=shared)
-        return list(_added(parts).permute(0, 1, 4, 2, 3))
+        found = dict(zip(group, _added(parts).permute(0, 1, 4, 2, 3), strict=True))
+        return {index: one if units[index].taps > 1 else one[:, :, 1:2, 1:2] for index, one in found.items()}
 
-    def stem_gradient(self, sums: Tensor) -> list[Tensor]:
+    def stem_gradient(self, sums: Tensor) -> Tensor:
         launch, shared = _weights_kernel("weights_stem", 16, 16, 1, 1)
         norm = self.chain.units[0].norm
         parts = torch.empty(min(STEM_SPLITS, self.num), 16, 3, 3, self.images.channels, device=self.device)
@@ -368,7 +445,7 @@ class Run:
             (len(parts),), THREADS, self.gradients[0], sums, self.results[0], norm.weight, self.moments[0],
             *self.images, self.num, parts, shared=shared, early=True,
         )  # fmt: skip
-        return [_added(parts).permute(0, 3, 1, 2)]
+        return _added(parts).permute(0, 3, 1, 2)
 
 
 def _divided(indices: list[int], sizes: Sequence[int]) -> list[list[int]]:

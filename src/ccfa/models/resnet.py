@@ -38,11 +38,6 @@ class Block(nn.Module):
             conv = nn.Conv2d(channels, out, 1, stride, bias=False)
             self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(out), *([nn.ReLU()] if rectified else []))
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether its shortcut has no parameters and no branch ends in a ReLU."""
-        return not self.rectified and isinstance(self.shortcut, nn.Identity | PadShortcut)
-
     def forward(self, x: Tensor) -> Tensor:
         shortcut = self.shortcut(x)  # first: the order decides how backward adds up, and so the last bits
         residual = normalised(self.conv2, self.norm2, F.relu(normalised(self.conv1, self.norm1, x)))
@@ -115,17 +110,33 @@ def as_chain(backbone: Backbone) -> Chain | None:
         return None
     first, *later = [list(level.children()) for level in backbone.levels]
     stem, rest = first[:3], [first[3:], *later]
-    blocks = [block for level in rest for block in level if type(block) is Block and block.is_plain]
+    blocks = [block for level in rest for block in level if type(block) is Block and not block.rectified]
     if [type(part) for part in stem] != [Conv3x3, nn.BatchNorm2d, nn.ReLU] or len(blocks) < sum(map(len, rest)):
         return None
     pairs = [(stem[0], stem[1])]
     for block in blocks:
         pairs += [(block.conv1, block.norm1), (block.conv2, block.norm2)]
     units = [Unit(conv, norm) for conv, norm in pairs if type(conv) is Conv3x3 and type(norm) is nn.BatchNorm2d]
-    if len(units) < len(pairs):  # somebody has replaced or parametrised one
+    projections = [_projection(block.shortcut) for block in blocks]
+    known = [
+        unit is not None or type(block.shortcut) in (nn.Identity, PadShortcut)
+        for unit, block in zip(projections, blocks, strict=True)
+    ]
+    if len(units) < len(pairs) or not all(known):  # somebody has replaced or parametrised one
         return None
     ends = itertools.accumulate(map(len, rest), initial=-1)
-    return Chain(tuple(units), tuple(block.relu for block in blocks), tuple(ends)[1:])
+    return Chain(tuple(units), tuple(block.relu for block in blocks), tuple(ends)[1:], tuple(projections))
+
+
+def _projection(shortcut: nn.Module) -> Unit | None:
+    """A shortcut of a convolution and a batch norm, as far as our kernels know them."""
+    parts = list(shortcut.children()) if type(shortcut) is nn.Sequential else []
+    if len(parts) != 2:
+        return None
+    conv, norm = parts
+    if type(conv) is not nn.Conv2d or type(norm) is not nn.BatchNorm2d:
+        return None
+    return Unit(conv, norm) if conv.bias is None and conv.padding == (0, 0) and conv.groups == 1 else None
 
 
 @torch.no_grad()
