@@ -26,6 +26,7 @@ OPTIONS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-w", "-fno-strict-aliasing"
 HEADER = Path(__file__).with_suffix(".h")
 FOLDER = Path(tempfile.gettempdir(), f"ccfa-kernels-{os.getuid()}")
 DEVICE = SimpleNamespace(multi_processor_count=6, shared_memory_per_block_optin=227 * 1024)
+launched = set()  # names of kernels, since `pretend`
 _order = SimpleNamespace(is_reverse=False)  # of threads, warps and blocks
 
 
@@ -51,6 +52,7 @@ def pretend(monkeypatch):
         for name, value in list(vars(module).items()):
             if isinstance(value, Hashable) and callable(value) and value in replacements:
                 monkeypatch.setattr(module, name, replacements[value])
+    launched.clear()
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: DEVICE)
 
@@ -59,6 +61,7 @@ def pretend(monkeypatch):
 class EmulatedKernel:
     """A kernel in a compiled source."""
 
+    name: str
     function: ctypes._CFuncPtr
     most_shared: int
 
@@ -71,6 +74,7 @@ class EmulatedKernel:
         size = (ctypes.c_uint * 3)(*grid, *(1,) * (3 - len(grid)))
         wrong = self.function(size, threads, shared, _order.is_reverse, pointers, sizes, len(values))
         assert not wrong, wrong.decode()
+        launched.add(self.name)
 
 
 def kernel(source, name, shared=0, **constants):
@@ -85,7 +89,7 @@ def loaded(code, name, shared=0, **constants):
     function.restype = ctypes.c_char_p
     unsigned, pointer = ctypes.c_uint, ctypes.c_void_p
     function.argtypes = [pointer, unsigned, unsigned, ctypes.c_bool, pointer, pointer, unsigned]
-    return EmulatedKernel(function, max(shared, 48 * 1024))
+    return EmulatedKernel(name, function, max(shared, 48 * 1024))
 
 
 @functools.cache

@@ -88,7 +88,7 @@ class Acceleration:
 
     def _forward(self, backbone: Backbone, images: Tensor, mixing: MapMixing | None) -> Features:
         """By our own kernels if they know the backbone, else compiled if compilation is on."""
-        if self.compile and self.precision == "bf16" and mixing is None and images.is_cuda:
+        if self.compile and self.precision == "bf16" and mixing is None:
             chain = as_chain(backbone)
             found = chain_features(chain, images) if chain else None
             if found:
