@@ -123,12 +123,13 @@ def test_other_dimensions_are_attacked_without_the_kernel(device):
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("num_labels", [1, 2])
 @pytest.mark.parametrize("num_old", [1, 7, 50, 99])
 @pytest.mark.parametrize("make", [CosineHead, LocalSimilarityHead], ids=lambda kind: kind.__name__)
-def test_the_kernel_chooses_the_same_targets(device, make, num_old):
+def test_the_kernel_chooses_the_same_targets(device, make, num_old, num_labels):
     head = grown(make(64), num_old + 10).to(device)
     features = torch.randn(130, 64, generator=torch.Generator().manual_seed(3)).to(device)
-    labels = torch.randint(num_old + 10, (130, 1), generator=torch.Generator().manual_seed(4)).to(device)
+    labels = torch.randint(num_old + 10, (130, num_labels), generator=torch.Generator().manual_seed(4)).to(device)
     expected = most_confident(head(features.double()), labels, num_old, 1, None)
     proxies, scale, similarity, _ = compared_directions(head.float(), nca)
     classes, valid = confident_classes(features, labels, proxies[:num_old], scale, similarity)

@@ -221,6 +221,15 @@ def test_late_samples_change_nothing(monkeypatch, name, rest):
         assert other == pytest.approx(one, rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.parametrize("mixing", ["mixup", "cutmix"])
+def test_late_samples_of_mixed_images_change_nothing(monkeypatch, mixing):
+    method = plugged(with_augmentation(tiny("podnet"), CCFA(count=2, steps=3)), mixing)
+    plain, branched, made = with_and_without_branches(method, monkeypatch)
+    assert sum(part is not None for part in made) >= len(branched)
+    for one, other in zip(plain, branched, strict=True):
+        assert other == pytest.approx(one, rel=1e-5, abs=1e-6)
+
+
 class Other(CCFA):
     """May do anything."""
 

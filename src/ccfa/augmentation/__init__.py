@@ -10,6 +10,7 @@ from ccfa.augmentation.samples import (
     MixedImages,
     Samples,
     classification_loss,
+    weighing_labels,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "Samples",
     "classification_loss",
     "cross_class_features",
+    "weighing_labels",
 ]

@@ -92,17 +92,19 @@ class CCFA:
         rescaled = scale_gradient(samples.features, self.backbone_weight * (real + weights.sum()) / real)
         return samples._replace(features=rescaled).and_also(features, labels, weights)
 
-    def may_be_late(self, labels: Tensor) -> bool:
-        """Whether its samples are constants whose weights follow from the batch's labels (N, L).
+    def may_be_late(self) -> bool:
+        """Whether its samples are constants whose weights follow from the batch's labels.
 
         This holds for features as wide as the old head. A subclass may do anything.
         """
         constant = not self.gradient_to_backbone and self.backbone_weight is None
-        known = finds_any_other(target_rule(self.target)) and labels.shape[1] == 1
-        return type(self) is CCFA and self.count > 0 and constant and known
+        return type(self) is CCFA and self.count > 0 and constant and finds_any_other(target_rule(self.target))
 
     def weights_ahead(self, labels: Tensor, old_head: Head) -> Tensor:
-        """The weights (count * N,) of the samples that it will add to those with these labels, if it may be late."""
+        """The weights (count * N,) of what it will add to samples with these labels (N, L), if it may be late.
+
+        Labels of weight 0 are replaced before (`weighing_labels`).
+        """
         valid = ~own_classes(labels, old_head.num_classes).all(dim=1)
         return self.weight * valid.float().repeat(self.count)
 

@@ -44,10 +44,7 @@ class Samples(NamedTuple):
     @property
     def weighing_labels(self) -> Tensor:
         """The labels (N, L), with the heaviest label of the row in place of those of weight 0."""
-        if self.labels.shape[1] == 1:
-            return self.labels
-        heaviest = self.labels.gather(1, self.weights.argmax(dim=1, keepdim=True))
-        return torch.where(self.weights > 0, self.labels, heaviest)
+        return weighing_labels(self.labels, self.weights)
 
     def picked(self, rows: Tensor) -> "Samples":
         """These rows (M,) of the samples."""
@@ -68,6 +65,14 @@ class Samples(NamedTuple):
         extra = self.labels.shape[1] - 1
         others = Samples(features, labels[:, None].expand(-1, extra + 1), F.pad(weights[:, None], (0, extra)))
         return self.joined(others)
+
+
+def weighing_labels(labels: Tensor, weights: Tensor) -> Tensor:
+    """The labels (N, L), with the heaviest label of the row in place of those of weight 0."""
+    if labels.shape[1] == 1:
+        return labels
+    heaviest = labels.gather(1, weights.argmax(dim=1, keepdim=True))
+    return torch.where(weights > 0, labels, heaviest)
 
 
 class MixedImages(NamedTuple):
@@ -131,7 +136,7 @@ class LateAugmentation(FeatureAugmentation, Protocol):
     These depend on such samples by their weights alone, because L_cls is a weighted mean. See `CCFA`.
     """
 
-    def may_be_late(self, labels: Tensor) -> bool: ...
+    def may_be_late(self) -> bool: ...
 
     def weights_ahead(self, labels: Tensor, old_head: Head) -> Tensor: ...
 

@@ -22,7 +22,7 @@ class Targets(NamedTuple):
 TargetRule = Callable[[Tensor, Tensor, int, int, Generator | None], Targets]
 """(logits of the current head, old classes first (N, outputs), labels (N, L), num_old, count, generator) -> Targets.
 
-Every label is an own class of its row: labels of weight 0 are replaced before (`Samples.weighing_labels`).
+Every label is an own class of its row: labels of weight 0 are replaced before (`weighing_labels`).
 """
 
 

@@ -56,11 +56,11 @@ def fused_attack(
 def confident_classes(
     features: Tensor, labels: Tensor, proxies: Tensor, scale: Tensor, similarity: str
 ) -> tuple[Tensor, Tensor] | None:
-    """The likeliest class of each row without its own, and whether there is one, of a head that compares directions.
+    """Each row's likeliest class without its own ones, and whether there is one, of a head that compares directions.
 
     Args:
         features: (N, dim).
-        labels: The row's own class (N, 1).
+        labels: The row's own classes (N, L).
         proxies: Those of the classes that count (classes, proxies per class, dim).
         scale: The factor on the head's logits, a scalar.
         similarity: As in `sphere_attack`.
@@ -70,7 +70,7 @@ def confident_classes(
     """
     num_classes, num_proxies, dim = proxies.shape
     shared = 4 * (dim + num_classes * num_proxies)
-    if not can_run(features.device) or labels.shape[1] != 1 or dim % 4 or not len(features):
+    if not can_run(features.device) or dim % 4 or not len(features):
         return None
     if (
         features.dtype != torch.float32
@@ -81,8 +81,8 @@ def confident_classes(
     classes = torch.empty(len(features), dtype=torch.int64, device=features.device)
     valid = torch.empty(len(features), dtype=torch.bool, device=features.device)
     kernel("targets.cu", "most_confident", shared_memory(features.device) - 1024)(
-        (len(features),), 256, features.contiguous(), labels.contiguous(), _aligned(proxies), scale, num_classes,
-        num_proxies, dim, *SIMILARITIES[similarity], classes, valid, shared=shared,
+        (len(features),), 256, features.contiguous(), labels.contiguous(), _aligned(proxies), scale, labels.shape[1],
+        num_classes, num_proxies, dim, *SIMILARITIES[similarity], classes, valid, shared=shared,
     )  # fmt: skip
     return classes, valid
 

@@ -1,4 +1,4 @@
-// The old class that a head which compares directions takes for the likeliest, without the row's own class.
+// The old class that a head which compares directions takes for the likeliest, without the row's own classes.
 
 constexpr int THREADS = 256, LANES = 8;  // of a block, and those that share a proxy
 
@@ -8,11 +8,11 @@ __device__ __forceinline__ float over_lanes(float value) {
   return value;
 }
 
-// A block has one row. `similarities` is (classes * proxies) numbers of shared memory, after the row itself.
+// A block has one row, with `num_labels` labels. `similarities` is (classes * proxies) numbers of shared memory, after the row itself.
 extern "C" __global__ void __launch_bounds__(THREADS)
     most_confident(const float *features, const long long *labels, const float *__restrict__ proxies, const float *scale,
-                   int num_classes, int num_proxies, int dim, float slope, float shift, long long *classes,
-                   unsigned char *valid) {
+                   int num_labels, int num_classes, int num_proxies, int dim, float slope, float shift,
+                   long long *classes, unsigned char *valid) {
   extern __shared__ __align__(16) float row[];
   float *similarities = row + dim;
   __shared__ float best[THREADS / 32];
@@ -46,7 +46,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       similarities[proxy] = slope * (product / length / fmaxf(sqrtf(norm), 1e-12f)) + shift;
   }
   __syncthreads();
-  const int own = static_cast<int>(labels[blockIdx.x]);
   float highest = -1e30f;
   int place = num_classes;
   for (int c = threadIdx.x; c < num_classes; c += THREADS) {
@@ -56,7 +55,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       total += power;
       weighted += power * s;
     }
-    const float logit = c == own ? -1e29f : *scale * (weighted / total);
+    bool is_own = false;
+    for (int i = 0; i < num_labels; i++) is_own |= labels[blockIdx.x * num_labels + i] == c;
+    const float logit = is_own ? -1e29f : *scale * (weighted / total);
     if (logit > highest) highest = logit, place = c;
   }
 #pragma unroll

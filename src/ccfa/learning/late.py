@@ -4,13 +4,12 @@ The backbone's gradients depend on such samples by their weights alone, because 
 made and classified beside backward, and the gradients that they add, which are those of the head, come at the end.
 """
 
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 
-from ccfa.augmentation import LateAugmentation, Samples, classification_loss
+from ccfa.augmentation import LateAugmentation, Samples, classification_loss, weighing_labels
 from ccfa.kernels.graphs import Aside
 from ccfa.methods import Phase
 
@@ -32,7 +31,7 @@ class Ahead(NamedTuple):
     weights: Aside[Tensor]
 
 
-def known_ahead(learner: "Learner", phase: Phase, labels: Tensor) -> Ahead | None:
+def known_ahead(learner: "Learner", phase: Phase, labels: Tensor, weights: Tensor) -> Ahead | None:
     """The augmentation, and the weights of what it will add to samples with these labels (N, L), if that may be late.
 
     It must be the only one, since the next would see its samples. Without branches nothing is gained.
@@ -41,9 +40,13 @@ def known_ahead(learner: "Learner", phase: Phase, labels: Tensor) -> Ahead | Non
     if not learner.acceleration.has_branches(learner.device) or learner.previous is None or len(acting) != 1:
         return None
     (only,) = acting
-    if not isinstance(only, LateAugmentation) or not only.may_be_late(labels):
+    if not isinstance(only, LateAugmentation) or not only.may_be_late():
         return None
-    compute = partial(only.weights_ahead, labels, learner.previous.head)
+    old_head = learner.previous.head
+
+    def compute() -> Tensor:
+        return only.weights_ahead(weighing_labels(labels, weights), old_head)
+
     return Ahead(only, learner.acceleration.aside("samples", learner.device, compute))
 
 

@@ -55,7 +55,7 @@ def step_losses(
     images = learner.train.images[rows] if images is None else images
     mixed = mixed_images(learner, images, learner.train.labels[rows], phase, generator)
     part, num_images = processes.part(mixed), len(mixed.images)
-    ahead, before = known_ahead(learner, phase, mixed.labels[: len(rows)]), None
+    ahead, before = known_ahead(learner, phase, mixed.labels[: len(rows)], mixed.weights[: len(rows)]), None
     if previous and any(term.reads_previous for term in learner.terms):
         before = aside("previous", compute=partial(frozen_features, learner, previous, part))
     with shared_batch_norm(processes, num_images):
