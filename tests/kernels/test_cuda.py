@@ -38,8 +38,11 @@ def test_the_sources_compile(name, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_no_cpu_runs_them():
-    assert not cuda.can_run(torch.device("cpu"))
+def test_no_cpu_runs_them_and_no_gpu_that_is_not_current(monkeypatch):
+    monkeypatch.setattr(cuda, "_runs_them", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    can_run = [cuda.can_run(torch.device(name)) for name in ("cpu", "cuda:0", "cuda:1")]
+    assert can_run == [False, False, True]
 
 
 def test_arguments_are_passed_as_the_kernels_declare_them():
@@ -70,7 +73,7 @@ def test_a_gpu_that_nvrtc_cannot_compile_for_runs_none(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (99, 0))
     monkeypatch.setattr(cuda, "kernel", refused)
-    assert not cuda.can_run.__wrapped__(torch.device("cuda"))
+    assert not cuda._runs_them.__wrapped__(torch.device("cuda"))
 
 
 class Nvrtc:

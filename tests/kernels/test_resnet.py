@@ -6,17 +6,18 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 from ccfa.kernels import resnet
 from ccfa.kernels.resnet import Run, _Images, chain_features
 from ccfa.models import BACKBONES
 from ccfa.models.backbone import ChainBackbone
-from ccfa.models.resnet import Block, as_chain
+from ccfa.models.resnet import Block, ResNet, as_chain
 from cuda_on_cpu import in_reverse
 
 ROUNDING = 2**-8  # of a number stored in bfloat16
-KNOWN = ["resnet32-podnet", "resnet32-pycil", "resnet32-ucir"]
+KNOWN = ["resnet32-podnet", "resnet32-pycil", "resnet32-ucir", "small"]
 
 
 def backbone(name):
@@ -42,7 +43,7 @@ def images(device, num, channels_last=True):
 @pytest.mark.parametrize("name", BACKBONES)
 def test_which_backbones_are_chains(name):
     chain = as_chain(BACKBONES[name](3))
-    assert (chain is not None and chain.is_known) == (name in [*KNOWN, "small"])
+    assert (chain is not None and chain.is_known) == (name in KNOWN)
     if chain:
         backbone = BACKBONES[name](3)
         ends = [sum(isinstance(part, Block) for part in level) for level in backbone.levels]
@@ -54,10 +55,52 @@ def test_backbones_of_other_parts_are_no_chains(levels):
     assert as_chain(ChainBackbone(levels, 8)) is None
 
 
-def test_a_parametrised_convolution_is_left_to_torch():
-    made = BACKBONES["resnet32-podnet"](3)
+class Other(nn.Sequential):
+    """May do anything."""
+
+
+def parametrised(made):
     weight_norm(made.levels[1][0].conv1)
+
+
+def pruned(made):
+    prune.random_unstructured(made.levels[1][0].shortcut[0], "weight", 0.5)
+
+
+def observed(made):
+    made.levels[1][0].shortcut.register_forward_hook(lambda module, given, output: 2 * output)
+
+
+def wider(made):
+    made.levels[1][1].conv2.dilation = made.levels[1][1].conv2.padding = (2, 2)
+
+
+def of_another_class(made):
+    made.levels[1] = Other(*made.levels[1])
+
+
+@pytest.mark.parametrize("change", [parametrised, pruned, observed, wider, of_another_class])
+def test_what_somebody_has_changed_is_left_to_torch(change):
+    made = BACKBONES["resnet32-ucir"](3)
+    assert as_chain(made) is not None
+    change(made)
     assert as_chain(made) is None
+
+
+@pytest.mark.parametrize("blocks", [(0, 1, 1, 2), (1, 0, 1, 2)])
+def test_empty_levels_are_left_to_torch(blocks):
+    made = ResNet((16, 16, 32, 64), blocks, (1, 1, 2, 2))(3)
+    assert not as_chain(made).is_known
+
+
+def test_a_batch_norm_without_parameters_is_left_to_torch(device):
+    made = BACKBONES["resnet32-ucir"](3).to(device).eval().requires_grad_(False)
+    made.levels[1][0].shortcut[1] = nn.BatchNorm2d(32, affine=False).to(device).eval()
+    assert chain_features(as_chain(made), images(device, 2)) is None
+
+
+def test_images_of_other_channels_are_left_to_torch(device):
+    assert chain_features(as_chain(BACKBONES["small"](3).to(device)), images(device, 2)[:, :1]) is None
 
 
 def test_without_a_gpu_no_kernel_is_used():

@@ -30,7 +30,7 @@ from ccfa.learning.step import Parts
 from ccfa.methods import METHODS, with_augmentation
 from ccfa.models import ChainBackbone
 from cuda_on_cpu import launched
-from toys import STAGES, Recorder, begun, plugged, tiny, toy_images
+from toys import STAGES, Recorder, begun, plugged, tiny, toy_images, with_any
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NUM_STEPS = 20
@@ -356,10 +356,19 @@ def trained_at_once(method, num_runs):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "augmentation"), [("podnet", "ccfa"), ("podnet", "nothing"), ("afc", "ccfa")])
+@pytest.mark.parametrize(
+    ("name", "augmentation"),
+    [
+        ("podnet", CCFA()),
+        ("podnet", CCFA(target="balanced-10")),
+        ("podnet", None),
+        ("afc", CCFA()),
+        ("ucir", CCFA()),
+    ],
+)
 def test_branches_never_race(name, augmentation, monkeypatch):
     """Steps of the real size end with the same bits: branches one after the other, side by side, or under load."""
-    method = plugged(METHODS[name](), augmentation)
+    method = with_any(METHODS[name](), augmentation)
     with monkeypatch.context() as patch:
         patch.setattr(Lane, "branch", lambda self, name: self.main)
         (serial,) = trained_at_once(method, 1)

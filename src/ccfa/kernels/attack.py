@@ -108,7 +108,9 @@ def balanced_assignment(
     (num_rows, places), shared = confidences.shape, 4 * 6 * (num_old + 1)
     if not can_run(confidences.device) or not 0 < num_rows <= MAX_ROWS or places > MAX_PLACES:
         return None
-    if not isinstance(share, Tensor) or confidences.dtype != torch.float32 or shared > shared_memory(share.device):
+    if not isinstance(share, Tensor) or share.device != confidences.device or torch.compiler.is_compiling():
+        return None
+    if confidences.dtype != torch.float32 or shared > shared_memory(confidences.device):
         return None
     result = torch.empty(confidences.shape, device=confidences.device)
     kernel("balanced.cu", "balance", shared_memory(confidences.device), PLACES=places)(

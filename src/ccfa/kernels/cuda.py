@@ -96,10 +96,15 @@ def _as_c(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float
     return ctypes.c_int(argument) if isinstance(argument, int) else ctypes.c_float(argument)
 
 
-@functools.cache
 def can_run(device: torch.device) -> bool:
-    """Whether a device runs these kernels: a GPU of NVIDIA's with bfloat16 tensor cores, and NVRTC to compile them."""
-    if device.type != "cuda" or torch.version.cuda is None or torch.cuda.get_device_capability(device) < (8, 0):
+    """Whether kernels can be launched on tensors of a device: the current one, if it is a GPU that runs them."""
+    return device.type == "cuda" and device.index == torch.cuda.current_device() and _runs_them(device)
+
+
+@functools.cache
+def _runs_them(device: torch.device) -> bool:
+    """Whether it is a GPU of NVIDIA's with bfloat16 tensor cores, and there is NVRTC to compile for it."""
+    if torch.version.cuda is None or torch.cuda.get_device_capability(device) < (8, 0):
         return False
     try:
         kernel("rows.cu", "normalise")  # the smallest

@@ -41,8 +41,6 @@ def pod_spatial(previous: Sequence[Tensor], current: Sequence[Tensor]) -> Tensor
     if torch.compiler.is_compiling():  # a launch cannot be traced
         return None
     device, batch = current[0].device, len(current[0])
-    if device.index != torch.cuda.current_device():
-        return None
     if not all(_suits(maps, batch, device) for maps in (*previous, *current)):
         return None
     if any(old.shape != new.shape or old.requires_grad for old, new in zip(previous, current, strict=True)):

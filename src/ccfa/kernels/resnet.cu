@@ -470,7 +470,7 @@ PROJECTION(32, 64, 8)
 
 // The end: the last map, (8, 8, 64), and its mean over pixels.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    forward_end(const bf16 *y, const u64 *y_sums, Norm norm, float eps, float momentum, const bf16 *shortcut,
+    forward_end(const bf16 *y, const u64 *y_sums, Norm norm, float eps, float momentum, const bf16 *shortcut, int kind,
                 int relu, bf16 *trunk, float *embedding) {
   constexpr int C = 64, PIXELS = 64, QUADS = C / 4, GROUPS = THREADS / QUADS;
   __shared__ float scratch[GROUPS * C], scales[2 * C];
@@ -482,7 +482,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int pixel = group; pixel < PIXELS; pixel += GROUPS) {
     const int place = (blockIdx.x * PIXELS + pixel) * C + channel;
-    Four v = four(y + place), more = four(shortcut + place);
+    const int wide = (blockIdx.x * 16 + pixel / 8 * 2) * 16 + pixel % 8 * 2;
+    Four v = four(y + place), more = {};
+    if (kind == SAME) more = four(shortcut + place);
+    else if (channel < C / 2) more = four(shortcut + wide * (C / 2) + channel);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       v.at[i] = scales[channel + i] * v.at[i] + scales[C + channel + i] + more.at[i];

@@ -94,6 +94,8 @@ class Chain:
             and all(shape == first and shape[0] < shape[1] for shape, first in projecting)
             and all(unit.taps == (1 if place >= len(self.units) else 9) for place, unit in enumerate(self.all_units))
             and self.units[0].conv.in_channels <= 4
+            and self.ends[0] >= 0
+            and all(one < other for one, other in pairwise(self.ends))
             and self.ends[-1] == len(self.relu) - 1
             and all(
                 unit.conv.stride == ((2, 2) if unit.shape[0] < unit.shape[1] else (1, 1)) for unit in self.all_units
@@ -116,10 +118,11 @@ def chain_features(chain: Chain, images: Tensor) -> tuple[tuple[Tensor, ...], Te
     """
     modes = {unit.norm.training for unit in chain.all_units}
     training = modes == {True}
-    trains = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in chain.parameters())
-    suits = images.dtype == torch.float32 and images.shape[2:] == (32, 32) and not images.requires_grad
-    in_one_mode = len(modes) == 1 and (training or not trains)
-    if not (can_run(images.device) and suits and in_one_mode and chain.is_known):
+    shape = chain.units[0].conv.in_channels, 32, 32
+    suits = images.dtype == torch.float32 and images.shape[1:] == shape and not images.requires_grad
+    if not (can_run(images.device) and suits and len(modes) == 1 and chain.is_known):
+        return None
+    if not training and torch.is_grad_enabled() and any(parameter.requires_grad for parameter in chain.parameters()):
         return None
     if shared_memory(images.device) < EVALUATION_BYTES:
         return None
@@ -335,7 +338,8 @@ class Run:
             if index + 1 in self.chain.projected:
                 self.project(self.made[index], self.chain.projected[index + 1])
         embedding = torch.empty(num, 64, device=self.device)
-        kernel("resnet.cu", "forward_end")((num,), THREADS, *given, int(relu), self.made[last], embedding, early=True)
+        made = self.made[last], embedding
+        kernel("resnet.cu", "forward_end")((num,), THREADS, *given, kind, int(relu), *made, early=True)
         return *(self.made[2 * block + 2] for block in self.chain.ends), embedding
 
     def project(self, trunk: Tensor, place: int) -> None:

@@ -106,7 +106,9 @@ def _stem(kind: str, channels: int, width: int) -> list[nn.Module]:
 
 def as_chain(backbone: Backbone) -> Chain | None:
     """The backbone as our kernels see it, or None if it is made of other parts."""
-    if type(backbone) is not ChainBackbone:
+    if type(backbone) is not ChainBackbone or any(type(level) is not nn.Sequential for level in backbone.levels):
+        return None
+    if any(module._forward_hooks or module._forward_pre_hooks for module in backbone.modules()):
         return None
     first, *later = [list(level.children()) for level in backbone.levels]
     stem, rest = first[:3], [first[3:], *later]
@@ -116,27 +118,31 @@ def as_chain(backbone: Backbone) -> Chain | None:
     pairs = [(stem[0], stem[1])]
     for block in blocks:
         pairs += [(block.conv1, block.norm1), (block.conv2, block.norm2)]
-    units = [Unit(conv, norm) for conv, norm in pairs if type(conv) is Conv3x3 and type(norm) is nn.BatchNorm2d]
+    units = [unit for unit in (_unit(conv, norm, 3) for conv, norm in pairs) if unit]
     projections = [_projection(block.shortcut) for block in blocks]
     known = [
         unit is not None or type(block.shortcut) in (nn.Identity, PadShortcut)
         for unit, block in zip(projections, blocks, strict=True)
     ]
-    if len(units) < len(pairs) or not all(known):  # somebody has replaced or parametrised one
+    if len(units) < len(pairs) or not all(known):
         return None
     ends = itertools.accumulate(map(len, rest), initial=-1)
     return Chain(tuple(units), tuple(block.relu for block in blocks), tuple(ends)[1:], tuple(projections))
 
 
 def _projection(shortcut: nn.Module) -> Unit | None:
-    """A shortcut of a convolution and a batch norm, as far as our kernels know them."""
+    """A shortcut of a convolution and a batch norm."""
     parts = list(shortcut.children()) if type(shortcut) is nn.Sequential else []
-    if len(parts) != 2:
+    return _unit(parts[0], parts[1], 1) if len(parts) == 2 else None
+
+
+def _unit(conv: nn.Module, norm: nn.Module, size: int) -> Unit | None:
+    """A convolution of this size and a batch norm, or None if somebody has replaced, parametrised or changed one."""
+    if type(conv) is not (Conv3x3 if size == 3 else nn.Conv2d) or type(norm) is not nn.BatchNorm2d:
         return None
-    conv, norm = parts
-    if type(conv) is not nn.Conv2d or type(norm) is not nn.BatchNorm2d:
-        return None
-    return Unit(conv, norm) if conv.bias is None and conv.padding == (0, 0) and conv.groups == 1 else None
+    sizes = conv.kernel_size, conv.padding, conv.dilation, conv.groups
+    plain = sizes == ((size, size), (size // 2, size // 2), (1, 1), 1) and conv.padding_mode == "zeros"
+    return Unit(conv, norm) if plain and conv.bias is None and isinstance(conv.weight, nn.Parameter) else None
 
 
 @torch.no_grad()
