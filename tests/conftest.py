@@ -40,7 +40,7 @@ def device(request, monkeypatch):
     if request.param == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     if cuda_on_cpu.COMPILER is None:
-        pytest.skip("there is no C++ compiler")
+        pytest.skip("there is no C++ compiler, or this is not Linux")
     cuda_on_cpu.pretend(monkeypatch)
     return torch.device("cpu")
 

@@ -1,8 +1,10 @@
 // CUDA C++ on a CPU, for tests: blocks run one after the other, and the threads of a block take turns.
 //
 // A thread runs until it must wait: at a barrier, or where its warp does something together. Threads, warps and blocks
-// run forwards or backwards; where a barrier is missing, the two results differ. Dynamic shared memory is full of NaN
-// first, and the process ends with an access error at its end. A copy ahead is made when it is waited for, no sooner.
+// run forwards or backwards. A copy ahead is made as late as possible, backwards at once. Dynamic shared memory is full
+// of NaN first, and the process ends with an access error at its end. So a missing barrier shows as a wrong number or as
+// a difference between the two orders. Not seen: additions that should be atomic, a kernel that does not wait for the one
+// before, accesses beyond global memory, static shared memory that nobody has written, masks of shuffles.
 // cuda_on_cpu.py replaces assembly with calls of the functions `ptx_...` below.
 
 #include <math.h>
@@ -203,7 +205,7 @@ const char *launch(void (*kernel)(P...), const unsigned *grid, unsigned size, un
 #define blockIdx (emulated::block)
 #define gridDim (emulated::blocks)
 #define blockDim (uint3{emulated::num_threads, 1, 1})
-#define LAUNCHED(NAME)                                                                                          \
+#define LAUNCH(NAME)                                                                                            \
   extern "C" const char *launch_##NAME(const unsigned *grid, unsigned size, unsigned shared, bool in_reverse,   \
                                        void **arguments, const size_t *sizes, unsigned count) {                 \
     return emulated::launch(NAME, grid, size, shared, in_reverse, arguments, sizes, count);                     \
@@ -249,9 +251,16 @@ inline char *in_shared(unsigned address) {  // 16 bytes
   return emulated::shared_begin + address;
 }
 
+inline void make(const emulated::Copy &copy) {
+  memset(copy.to, 0, 16);
+  memcpy(copy.to, copy.from, copy.bytes);
+}
+
 inline void ptx_cp_async_cg_shared_global(unsigned to, const void *from, unsigned bytes = 16) {
   if (bytes && reinterpret_cast<size_t>(from) % 16) emulated::fail("an address that is no multiple of 16");
-  emulated::self->copies.back().push_back({in_shared(to), static_cast<const char *>(from), bytes});
+  const emulated::Copy copy = {in_shared(to), static_cast<const char *>(from), bytes};
+  if (emulated::backwards) make(copy);
+  else emulated::self->copies.back().push_back(copy);
 }
 
 inline void ptx_cp_async_commit_group() { emulated::self->copies.push_back({}); }
@@ -259,10 +268,7 @@ inline void ptx_cp_async_commit_group() { emulated::self->copies.push_back({}); 
 inline void finish_copies(size_t left) {  // groups
   auto &groups = emulated::self->copies;
   for (size_t i = 0; i + left < groups.size(); i++) {
-    for (const emulated::Copy &copy : groups[i]) {
-      memset(copy.to, 0, 16);
-      memcpy(copy.to, copy.from, copy.bytes);
-    }
+    for (const emulated::Copy &copy : groups[i]) make(copy);
     groups[i].clear();
   }
 }

@@ -3,13 +3,10 @@
 import ctypes
 import functools
 import hashlib
-import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Hashable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -21,10 +18,10 @@ from filelock import FileLock
 
 from ccfa.kernels import cuda, graphs
 
-COMPILER = shutil.which("c++")
+COMPILER = shutil.which("c++") if sys.platform == "linux" else None  # elsewhere threads cannot take turns like this
 OPTIONS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"]
 HEADER = Path(__file__).with_suffix(".h")
-FOLDER = Path(tempfile.gettempdir(), f"ccfa-kernels-{os.getuid()}")
+FOLDER = Path(__file__).parents[1] / "build" / "kernels"
 DEVICE = SimpleNamespace(multi_processor_count=6, shared_memory_per_block_optin=227 * 1024)
 launched = set()  # names of kernels, since `pretend`
 _order = SimpleNamespace(is_reverse=False)  # of threads, warps and blocks
@@ -49,9 +46,9 @@ def pretend(monkeypatch):
         graphs.aside: lambda name, device, compute, lane=None: graphs.Aside(compute()),
     }
     for module in [module for name, module in sys.modules.items() if name.startswith("ccfa.")]:
-        for name, value in list(vars(module).items()):
-            if isinstance(value, Hashable) and callable(value) and value in replacements:
-                monkeypatch.setattr(module, name, replacements[value])
+        for old, new in replacements.items():
+            if vars(module).get(old.__name__) is old:
+                monkeypatch.setattr(module, old.__name__, new)
     launched.clear()
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: DEVICE)
@@ -67,7 +64,7 @@ class EmulatedKernel:
 
     def __call__(self, grid, threads, *arguments, shared=0, early=False):
         """As `Kernel` launches it."""
-        assert shared <= self.most_shared
+        assert shared <= self.most_shared <= DEVICE.shared_memory_per_block_optin
         values = [cuda._as_c(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         sizes = (ctypes.c_size_t * len(values))(*map(ctypes.sizeof, values))
@@ -96,27 +93,29 @@ def loaded(code, name, shared=0, **constants):
 def _library(code, constants):
     """The compiled source, which is kept for other processes."""
     given = [f"-D{name}={value}" for name, value in constants]
-    key = hashlib.sha256("\0".join([code, HEADER.read_text(), Path(__file__).read_text(), *given]).encode()).hexdigest()
-    FOLDER.mkdir(mode=0o700, exist_ok=True)
+    parts = [code, HEADER.read_text(), Path(__file__).read_text(), _run(["--version"]), *given]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{key[:32]}.so"
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():
-            expanded = _run(["-E", "-P", *given, "-"], without_assembly(code))
+            expanded = _run(["-x", "c++", "-E", "-P", *given, "-"], without_assembly(code))
             expanded = re.sub(
                 r"(?:alignas\(16\) )?extern __shared__ (?:__align__\(16\) )?(\w+) (\w+)\[\];",
                 r"static \1 *const &\2 = reinterpret_cast<\1 *const &>(emulated::shared_begin);",
                 expanded,
             )
             names = re.findall(r"__global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(", expanded)
-            launched = "\n".join(f"LAUNCHED({name})" for name in names)
+            launches = "\n".join(f"LAUNCH({name})" for name in names)
             unfinished = path.with_suffix(".new")
-            _run([*OPTIONS, "-include", str(HEADER), "-o", str(unfinished), "-"], f"{expanded}\n{launched}\n")
+            arguments = ["-x", "c++", *OPTIONS, "-include", str(HEADER), "-o", str(unfinished), "-"]
+            _run(arguments, f"{expanded}\n{launches}\n")
             unfinished.rename(path)
     return ctypes.CDLL(str(path))
 
 
-def _run(arguments, code):
-    done = subprocess.run([COMPILER, "-x", "c++", *arguments], input=code, capture_output=True, text=True)
+def _run(arguments, code=""):
+    done = subprocess.run([COMPILER, *arguments], input=code, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -134,9 +133,13 @@ def without_assembly(code):
 def _call(assembly):
     """The call for what stands between the parentheses of `asm`."""
     instruction = re.match(r'\s*"([\w.]*)', assembly)[1].replace(".", "_")
-    starts = [found.end() for found in re.finditer(r'"[=+]?[a-z]" ?\(', assembly)]
+    if not instruction:
+        return "(void)0"
+    starts = [found.end() for found in re.finditer(r'"[=+&]*[a-z]" ?\(', assembly)]
     operands = [assembly[start : _closing(assembly, start)] for start in starts]
-    return f"ptx_{instruction}({', '.join(operands)})" if instruction else "(void)0"
+    numbers = list(dict.fromkeys(re.findall(r"%(\d+)", assembly.partition(":")[0])))
+    assert numbers == [str(number) for number in range(len(operands))], f"operands in another order: {assembly}"
+    return f"ptx_{instruction}({', '.join(operands)})"
 
 
 def _closing(code, start):

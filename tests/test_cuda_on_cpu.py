@@ -5,7 +5,7 @@ import torch
 
 from cuda_on_cpu import COMPILER, in_reverse, loaded, without_assembly
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler, or this is not Linux")
 
 HEAD = """
 extern "C" __global__ void __launch_bounds__(64)
@@ -68,6 +68,11 @@ def test_what_a_gpu_does_not_allow_is_an_error(code, message):
 def test_arguments_of_another_size_are_an_error():
     with pytest.raises(AssertionError, match="size"):
         loaded(HEAD + TAIL, "turned")((1,), 64, 1, 1, 1)
+
+
+def test_operands_in_another_order_are_an_error():
+    with pytest.raises(AssertionError, match="order"):
+        without_assembly('asm("add.f32 %0, %2, %1;" : "=f"(sum) : "f"(a), "f"(b));')
 
 
 def test_assembly_becomes_a_call():

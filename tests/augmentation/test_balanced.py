@@ -13,7 +13,7 @@ from ccfa.errors import UsageError
 from ccfa.kernels import balanced_assignment
 from ccfa.losses import cross_entropy
 from ccfa.models import CosineHead, LinearHead
-from cuda_on_cpu import in_reverse
+from cuda_on_cpu import in_reverse, launched
 from toys import seeded
 
 NUM_ROWS, TOLERANCE = 128, 0.003
@@ -116,18 +116,17 @@ def test_the_objective_is_that_of_the_linear_program(made, num_old, scores, k):
         (of_a_cosine_head, 950, 5, 128),
         (of_random_numbers, 90, 16, 128),
         (of_a_cosine_head, 6, 6, 97),  # own classes take places
-        (of_a_cosine_head, 2, 2, 1),
+        (of_a_cosine_head, 50, 10, 1),
     ],
 )
 def test_the_kernel_makes_the_same_assignment(device, monkeypatch, made, num_old, k, num_rows, scores):
     logits, labels = made(num_old, seed=0)
     logits, labels = torch.tensor(logits[:num_rows], dtype=torch.float32), torch.tensor(labels[:num_rows, None])
-    if num_old == 2:
-        labels = torch.tensor([[0, 1]])  # no class is left
     found, classes, valid = Balanced(k, scores).assignment(logits.to(device), labels.to(device), num_old)
     with in_reverse():
         again, _, _ = Balanced(k, scores).assignment(logits.to(device), labels.to(device), num_old)
     assert torch.equal(found, again)
+    assert device.type == "cuda" or "balance" in launched
     monkeypatch.setattr(targets, "balanced_assignment", lambda *problem: asked.append(problem))
     asked = []
     expected, expected_classes, expected_valid = Balanced(k, scores).assignment(logits.double(), labels, num_old)
@@ -138,12 +137,24 @@ def test_the_kernel_makes_the_same_assignment(device, monkeypatch, made, num_old
     torch.testing.assert_close(found.cpu().double()[same], expected[same], atol=5e-4, rtol=0)
 
 
+@pytest.mark.parametrize("places", [2, 3, 10, 16])
+def test_the_kernel_takes_candidates_in_any_order(device, places):
+    generator = seeded(0)
+    confidences = torch.randn(60, places, generator=generator).sort(dim=1).values  # the lowest first
+    classes = torch.rand(60, 20, generator=generator).argsort(dim=1)[:, :places]
+    classes[0], confidences[1] = 20, 0  # no class is left; all are alike
+    problem = confidences.to(device), classes.to(device), 20, torch.tensor(3.0, device=device)
+    found = balanced_assignment(*problem, targets.ITERATIONS, targets.RESTART, targets.PRICE_WEIGHT)
+    expected = targets.solve(confidences.double(), classes, 20, torch.tensor(3.0))
+    torch.testing.assert_close(found.cpu().double(), expected, atol=5e-4, rtol=0)
+
+
 def test_when_no_kernel_can_balance(device):
     confidences, classes, share = torch.rand(4, 3), torch.tensor([[0, 1, 2]] * 4), torch.tensor(1.0)
     confidences, classes, share = (part.to(device) for part in (confidences, classes, share))
     assert balanced_assignment(confidences, classes, 5, share, 2, 50, 3.0) is not None
     assert balanced_assignment(confidences.double(), classes, 5, share, 2, 50, 3.0) is None
-    assert balanced_assignment(confidences, classes, 5, 0.8, 2, 50, 3.0) is None
+    assert balanced_assignment(confidences, classes, 5, share.to("meta"), 2, 50, 3.0) is None
     assert balanced_assignment(confidences, classes, 20_000, share, 2, 50, 3.0) is None
     assert balanced_assignment(confidences[:0], classes[:0], 5, share, 2, 50, 3.0) is None
     assert balanced_assignment(confidences.repeat(129, 1), classes.repeat(129, 1), 5, share, 2, 50, 3.0) is None

@@ -14,7 +14,7 @@ ROUNDING = 2**-8  # of a number stored in bfloat16
 
 
 def random_maps(device, shapes, batch, seed):
-    batch = batch if device.type == "cuda" else min(batch, 3)
+    batch = batch if device.type == "cuda" else min(batch, 5)
     generator = torch.Generator().manual_seed(seed)
     maps = [torch.randn(batch, *shape, generator=generator) for shape in shapes]
     return [level.to(device, torch.bfloat16, memory_format=torch.channels_last) for level in maps]

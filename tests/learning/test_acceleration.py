@@ -29,6 +29,7 @@ from ccfa.learning.loop import descend, prepare_phase
 from ccfa.learning.step import Parts
 from ccfa.methods import METHODS, with_augmentation
 from ccfa.models import ChainBackbone
+from ccfa.models.resnet import Block
 from cuda_on_cpu import launched
 from toys import STAGES, Recorder, begun, plugged, tiny, toy_images, with_any
 
@@ -296,17 +297,17 @@ KERNELS = {
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_step_by_kernels_is_the_plain_step(device, monkeypatch, name):
-    """All parts of the loss in the second stage, and gradients as near to float32 as those of torch in bfloat16.
-
-    Near is not the same for all: UCIR's untrained network turns bfloat16 into errors of half of a gradient.
-    """
+    """All parts of the loss in the second stage, and gradients as near to float32 as those of torch in bfloat16."""
     monkeypatch.setattr(speed, "_compiled", lambda function: function)
     method = with_augmentation(METHODS[name](batch_size=6), CCFA(count=2))
     stages = split(9, 6, 3)
 
-    def second_step(acceleration):
+    def step_of_second_stage(acceleration):
         learner = Learner(method, random_images(9, 10), device=device, acceleration=acceleration)
         learner.begin(stages[0])
+        for module in learner.network.backbone.modules():
+            if isinstance(module, Block):  # so that residuals count, but do not amplify rounding
+                nn.init.constant_(module.norm2.weight, 0.1)
         learner.conclude()
         learner.begin(stages[1])
         phase = prepare_phase(learner, method.phases(stages[1])[0], 0)
@@ -314,16 +315,16 @@ def test_a_step_by_kernels_is_the_plain_step(device, monkeypatch, name):
         return losses, {name: one.grad for name, one in learner.network.named_parameters() if one.grad is not None}
 
     def errors(found):
-        return [(found[name] - one).norm() / one.norm() for name, one in wanted.items() if one.any()]
+        return [((found[name] - one).norm() / one.norm()).item() for name, one in wanted.items() if one.any()]
 
-    plain, wanted = second_step(Acceleration())
-    _, usual = second_step(Acceleration(precision="bf16"))
-    fast, found = second_step(Acceleration(precision="bf16", compile=True))
-    if device.type == "cpu":
-        assert KERNELS[name] <= launched
+    plain, wanted = step_of_second_stage(Acceleration())
+    _, usual = step_of_second_stage(Acceleration(precision="bf16"))
+    fast, found = step_of_second_stage(Acceleration(precision="bf16", compile=True))
+    assert device.type == "cuda" or KERNELS[name] <= launched
     assert fast == pytest.approx(plain, rel=0.02, abs=1e-3)
     assert found.keys() == wanted.keys()
     assert sum(errors(found)) < 1.1 * sum(errors(usual))
+    assert all(one < 2 * other + 0.05 for one, other in zip(errors(found), errors(usual), strict=True))
 
 
 ROUNDS, STEPS_OF_A_ROUND = 8, 25

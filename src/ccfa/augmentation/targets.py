@@ -139,14 +139,14 @@ PRICE_WEIGHT = 3.0  # how much longer the steps of the prices are than those of 
 ITERATIONS = 150
 
 
-def solve(confidences: Tensor, classes: Tensor, num_old: int, share: Tensor | float) -> Tensor:
+def solve(confidences: Tensor, classes: Tensor, num_old: int, share: Tensor) -> Tensor:
     """Assign each row to its candidate classes so that the classes are used evenly.
 
     Args:
         confidences: W (N, K) of the candidates.
         classes: The candidates (N, K). A place without a class has the index `num_old` and a very low confidence.
         num_old: The number of old classes.
-        share: u, the number of rows meant for each class.
+        share: u, the number of rows meant for each class, a scalar.
 
     Returns:
         The relaxed assignment S (N, K). Its rows sum to 1.

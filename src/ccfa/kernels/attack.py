@@ -1,4 +1,4 @@
-"""Targets and the whole N-step attack as CUDA kernels; all but balanced targets for heads that compare directions."""
+"""The whole N-step attack and most-confident targets, for heads that compare directions, and balanced targets."""
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ def confident_classes(
 
 
 def balanced_assignment(
-    confidences: Tensor, classes: Tensor, num_old: int, share: Tensor | float, iterations: int, restart: int,
+    confidences: Tensor, classes: Tensor, num_old: int, share: Tensor, iterations: int, restart: int,
     price_weight: float,
 ) -> Tensor | None:  # fmt: skip
     """What `ccfa.augmentation.targets.solve` computes, in one kernel.
@@ -108,7 +108,7 @@ def balanced_assignment(
     (num_rows, places), shared = confidences.shape, 4 * 6 * (num_old + 1)
     if not can_run(confidences.device) or not 0 < num_rows <= MAX_ROWS or places > MAX_PLACES:
         return None
-    if not isinstance(share, Tensor) or share.device != confidences.device or torch.compiler.is_compiling():
+    if share.device != confidences.device or torch.compiler.is_compiling():  # a launch cannot be traced
         return None
     if confidences.dtype != torch.float32 or shared > shared_memory(confidences.device):
         return None

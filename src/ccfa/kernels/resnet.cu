@@ -173,7 +173,7 @@ struct Convolution {
     if constexpr (SHARES == 2) add_shares(weights);
   }
 
-  // The same for a kernel of 1x1. The weights are lost, too, and so is what follows them, up to the size of those of 3x3.
+  // The same with one tap. Where warps share tiles, all is lost that would be weights if there were nine.
   __device__ __forceinline__ void run_1x1(const char *map, char *weights) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint4 *columns = reinterpret_cast<const uint4 *>(weights) + warp % WARPS_N * 32 + lane;
@@ -304,7 +304,7 @@ __device__ __forceinline__ void add_sums(const Four &sum, const Four &product, f
 }
 
 // Where the shortcut of a sum comes from, or the gradient of what a shortcut begins with. HALVED: every second pixel, with
-// zeros in new channels. SPREAD, of gradients alone: every second pixel, through a convolution of 1x1.
+// zeros in new channels. SPREAD (gradients only): a map of half the sides, whose pixels belong to every second pixel.
 enum Shortcut { NONE = 0, SAME = 1, HALVED = 2, SPREAD = 3 };
 
 // ------------------------------------------------------------------------------------------------------------ forward

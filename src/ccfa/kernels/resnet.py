@@ -31,7 +31,7 @@ STEM_SPLITS = 128  # it comes last, when nothing else runs
 MAX_BATCH = 1024  # more images could take a sum of squares beyond its limit
 CHANNELS = 32  # of those read by a convolution, that a block computes gradients for
 NONE, SAME, HALVED, SPREAD = 0, 1, 2, 3  # shortcuts
-MAX_UNITS, MAX_BLOCKS = 40, 20
+MAX_UNITS, MAX_BLOCKS = 40, 20  # of a network, as in resnet.cu
 ALL, BY_NORM, BY_TRUNK = 0, 1, 2  # what a ReLU's gradient is masked by
 
 
@@ -90,7 +90,7 @@ class Chain:
             and set(widths) == set(SIDES)
             and len(self.units) == 2 * len(self.relu) + 1
             and len(self.all_units) <= MAX_UNITS
-            and len(self.relu) == len(self.projections) <= MAX_BLOCKS
+            and len(self.relu) <= MAX_BLOCKS
             and all(shape == first and shape[0] < shape[1] for shape, first in projecting)
             and all(unit.taps == (1 if place >= len(self.units) else 9) for place, unit in enumerate(self.all_units))
             and self.units[0].conv.in_channels <= 4
@@ -377,10 +377,9 @@ class Run:
         external = {2 * block + 2: _as_map(given) for block, given in zip(self.chain.ends, of_maps, strict=True)}
         if of_embedding is None:
             of_embedding = torch.zeros(num, 64, device=self.device)
-        gradients = self.gradients = [
-            torch.empty_like(result) for result in self.results[: last + 1]
-        ]  # after batch norms
-        self.of_results = [None, *map(torch.empty_like, self.results[1:])]  # before it; the stem's is not stored
+        # The gradients of what each batch norm makes, and of what it reads; of the latter the stem's is not stored.
+        gradients = self.gradients = [torch.empty_like(result) for result in self.results[: last + 1]]
+        self.of_results = [None, *map(torch.empty_like, self.results[1:])]
         flat = self.zeros()  # afresh each time: of gradients, and of gradients times normalised results
         sums = flat.split([len(one) for one in self.sums])
         mask = BY_TRUNK if self.chain.relu[-1] else ALL
@@ -433,10 +432,10 @@ class Run:
         pieces = -(-channels // CHANNELS)
         splits = min(max(GRADIENT_BLOCKS // (len(group) * pieces), MIN_SPLITS), MAX_SPLITS, self.num)
         parts = torch.empty(splits, len(group), out, 3, 3, channels, device=self.device)
+        reads = [*range(-1, len(self.chain.units) - 1), *(first - 1 for first in self.chain.projected)]
         table = _Layers()
         for place, index in enumerate(group):
-            read = {shortcut: first for first, shortcut in self.chain.projected.items()}.get(index, index) - 1
-            table.at[place] = _Layer(*_pointers(self.made[read], self.of_results[index]))
+            table.at[place] = _Layer(*_pointers(self.made[reads[index]], self.of_results[index]))
         launch((splits, len(group), pieces), THREADS, table, self.num, parts, shared=shared)
         found = dict(zip(group, _added(parts).permute(0, 1, 4, 2, 3), strict=True))
         return {index: one if units[index].taps > 1 else one[:, :, 1:2, 1:2] for index, one in found.items()}

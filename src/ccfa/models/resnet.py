@@ -120,11 +120,8 @@ def as_chain(backbone: Backbone) -> Chain | None:
         pairs += [(block.conv1, block.norm1), (block.conv2, block.norm2)]
     units = [unit for unit in (_unit(conv, norm, 3) for conv, norm in pairs) if unit]
     projections = [_projection(block.shortcut) for block in blocks]
-    known = [
-        unit is not None or type(block.shortcut) in (nn.Identity, PadShortcut)
-        for unit, block in zip(projections, blocks, strict=True)
-    ]
-    if len(units) < len(pairs) or not all(known):
+    others = [block for unit, block in zip(projections, blocks, strict=True) if unit is None]
+    if len(units) < len(pairs) or any(type(block.shortcut) not in (nn.Identity, PadShortcut) for block in others):
         return None
     ends = itertools.accumulate(map(len, rest), initial=-1)
     return Chain(tuple(units), tuple(block.relu for block in blocks), tuple(ends)[1:], tuple(projections))
