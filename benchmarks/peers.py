@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs=2, default=[1, 3], help="epochs of PyCIL's two runs")
     parser.add_argument("--own-epochs", type=int, nargs=2, default=[5, 35], help="epochs of this package's two runs")
     parser.add_argument("--later", action="store_true", help="also the first later stage, with one balanced epoch")
-    parser.add_argument("--workers", type=int, default=None, help="workers that load data for PyCIL, if not its own number")
+    parser.add_argument("--workers", type=int, default=None, help="PyCIL's data loader workers, if not its own number")
     parser.add_argument("--images-per-class", type=int, default=500, help=f"random ones, at least {EXEMPLARS}")
     parser.add_argument("--device", default="auto")
     arguments = parser.parse_args()
