@@ -78,9 +78,12 @@ def milliseconds(phases: list[PhaseAtWork], num_steps: int, device: torch.device
 
 
 KINDS = {  # the first whose part a kernel's name has
-    "attack": ("attack", "most_confident"),
+    "attack and targets": ("attack", "most_confident", "balance"),
     "gradients of weights": ("weights_", "add_parts"),
-    "chains of convolutions": ("forward_", "backward_", "evaluate", "fold_norms", "reorder_weights"),
+    "chains of convolutions": (
+        *("forward_", "backward_", "evaluate", "fold_norms", "reorder_weights"),
+        *("project_", "normalise_32", "normalise_64", "sum_gradients_"),  # of shortcuts
+    ),
     "losses": ("head_loss", "compare", "gradients", "normalise", "cosine_distance"),
     "reduction (batch norm, losses)": ("triton_red", "triton_per", "reduce_kernel"),
     "element-wise, fused": ("triton_poi", "triton_for"),

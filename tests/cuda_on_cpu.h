@@ -1,10 +1,11 @@
 // CUDA C++ on a CPU, for tests: blocks run one after the other, and the threads of a block take turns.
 //
 // A thread runs until it must wait: at a barrier, or where its warp does something together. Threads, warps and blocks
-// run forwards or backwards. A copy ahead is made as late as possible, backwards at once. Dynamic shared memory is full
-// of NaN first, and the process ends with an access error at its end. So a missing barrier shows as a wrong number or as
-// a difference between the two orders. Not seen: additions that should be atomic, a kernel that does not wait for the one
-// before, accesses beyond global memory, static shared memory that nobody has written, masks of shuffles.
+// run forwards or backwards. An asynchronous copy is made as late as possible, backwards at once. Dynamic shared memory
+// is full of NaN first, and the process ends with an access error at its end. So a missing barrier shows as a wrong
+// number or as a difference between the two orders. Not seen: additions that should be atomic, a kernel that does not
+// wait for the one before, accesses beyond global memory, static shared memory that nobody has written, masks of
+// shuffles.
 // cuda_on_cpu.py replaces assembly with calls of the functions `ptx_...` below.
 
 #include <math.h>

@@ -74,6 +74,7 @@ class EmulatedKernel:
         launched.add(self.name)
 
 
+@functools.cache
 def kernel(source, name, shared=0, **constants):
     """As `ccfa.kernels.cuda.kernel` finds it."""
     return loaded(files("ccfa.kernels").joinpath(source).read_text(), name, shared, **constants)

@@ -39,12 +39,12 @@ def backbone(name):
     return made
 
 
-@pytest.fixture(autouse=True)
-def few_parts(request, monkeypatch):
+@pytest.fixture
+def device(device, monkeypatch):
     """Without a GPU batches are small: a block adds up the gradients of several images all the same."""
-    if "emulated" in request.node.name:
-        for limit in ("MAX_SPLITS", "STEM_SPLITS"):
-            monkeypatch.setattr(resnet, limit, 2)
+    for limit in ("MAX_SPLITS", "STEM_SPLITS") if device.type == "cpu" else ():
+        monkeypatch.setattr(resnet, limit, 2)
+    return device
 
 
 def images(device, num, channels_last=True):
@@ -237,7 +237,7 @@ def test_each_kernel_of_a_training_step_against_float64(device, name, channels_l
         near(gradients[index - 1], of_x)
 
 
-@pytest.mark.parametrize("num", [2, 130])
+@pytest.mark.parametrize("num", [2, 130, pytest.param(7, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", [*KNOWN, "pads, then projects"])
 def test_evaluation_against_float64(device, name, num):
     made, batch = backbone(name).eval().to(device).requires_grad_(False), images(device, num)
@@ -252,7 +252,7 @@ def test_evaluation_against_float64(device, name, num):
     assert (embedding.double() - expected.embedding).norm() < 0.02 * expected.embedding.norm()
 
 
-@pytest.mark.parametrize("num", [2, 101])
+@pytest.mark.parametrize("num", [2, 101, *(pytest.param(num, marks=pytest.mark.gpu) for num in (100, 128))])
 @pytest.mark.parametrize("name", ["resnet32-podnet", "resnet32-ucir"])
 def test_gradients_are_as_near_to_float64_as_torchs(device, name, num):
     made = backbone(name).to(device)

@@ -1,6 +1,7 @@
 """Devices are chosen as they are named, and an accelerated step is the plain step."""
 
 import copy
+import itertools
 import math
 from concurrent.futures import ThreadPoolExecutor
 
@@ -209,22 +210,24 @@ def with_and_without_branches(method, monkeypatch):
     return plain, branched, made
 
 
+LATE = [
+    {},
+    {"weight": 0.5},
+    {"start": "noise"},
+    *({"target": one} for one in ("balanced-3", "random", "least-confident")),
+]
+
+
 @pytest.mark.parametrize(
-    "rest", [{}, {"weight": 0.5}, {"start": "noise"}, {"target": "balanced-3"}, {"target": "random"}]
+    ("name", "mixing", "rest"),
+    [
+        *itertools.product(["podnet", "icarl", "finetune", "pass", "bic", "afc", "ucir"], ["nothing"], LATE),
+        *itertools.product(["podnet"], ["mixup", "cutmix"], [{}, {"target": "balanced-3"}]),
+    ],
 )
-@pytest.mark.parametrize("name", ["podnet", "icarl", "finetune", "pass", "bic", "afc", "ucir"])
-def test_late_samples_change_nothing(monkeypatch, name, rest):
+def test_late_samples_change_nothing(monkeypatch, name, mixing, rest):
     """With branches, CCFA's samples are made beside backward; the gradients of the two parts of L_cls add up."""
-    method = with_augmentation(tiny(name), CCFA(count=2, steps=3, **rest))
-    plain, branched, made = with_and_without_branches(method, monkeypatch)
-    assert sum(part is not None for part in made) >= len(branched)
-    for one, other in zip(plain, branched, strict=True):
-        assert other == pytest.approx(one, rel=1e-5, abs=1e-6)
-
-
-@pytest.mark.parametrize("mixing", ["mixup", "cutmix"])
-def test_late_samples_of_mixed_images_change_nothing(monkeypatch, mixing):
-    method = plugged(with_augmentation(tiny("podnet"), CCFA(count=2, steps=3)), mixing)
+    method = plugged(with_augmentation(tiny(name), CCFA(count=2, steps=3, **rest)), mixing)
     plain, branched, made = with_and_without_branches(method, monkeypatch)
     assert sum(part is not None for part in made) >= len(branched)
     for one, other in zip(plain, branched, strict=True):

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from ccfa.augmentation.samples import Criterion, Samples, compared_directions
+from ccfa.augmentation.samples import Criterion, Samples, compared_directions, weighing_labels
 from ccfa.augmentation.targets import TargetRule, Targets, finds_any_other, most_confident, own_classes, target_rule
 from ccfa.errors import UsageError
 from ccfa.kernels import confident_classes, full_precision, sphere_attack
@@ -112,7 +112,8 @@ class CCFA:
         self, samples: Samples, head: Head, old_head: Head, criterion: Criterion, generator: Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What is added to the samples: features, labels and weights of `count` rows per row."""
-        own, num_old, rule = samples.weighing_labels, old_head.num_classes, target_rule(self.target)
+        own = weighing_labels(samples.labels, samples.weights)
+        num_old, rule = old_head.num_classes, target_rule(self.target)
 
         def targets(features: Tensor) -> Targets:
             if rule is most_confident and (problem := compared_directions(head, criterion)):

@@ -41,11 +41,6 @@ class Samples(NamedTuple):
         """Features (N, dim) with one label of weight 1 each; `labels` are (N,)."""
         return cls(features, labels[:, None], torch.ones_like(labels[:, None], dtype=features.dtype))
 
-    @property
-    def weighing_labels(self) -> Tensor:
-        """The labels (N, L), with the heaviest label of the row in place of those of weight 0."""
-        return weighing_labels(self.labels, self.weights)
-
     def picked(self, rows: Tensor) -> "Samples":
         """These rows (M,) of the samples."""
         return Samples(*(part[rows] for part in self))

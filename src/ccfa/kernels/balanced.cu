@@ -1,6 +1,6 @@
 // Balanced targets: the assignment that `solve` in augmentation/targets.py finds, by the same iteration, in one block.
 //
-// A thread has a row of confidences with its candidates, and each class a place in shared memory. The sums over rows are
+// A thread has a row of confidences with its candidates, and each class a place in shared memory. Sums over rows are
 // added up as whole numbers, so that no result depends on the order in which warps run.
 //
 // Macro: PLACES (candidates of a row).

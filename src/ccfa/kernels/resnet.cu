@@ -173,7 +173,7 @@ struct Convolution {
     if constexpr (SHARES == 2) add_shares(weights);
   }
 
-  // The same with one tap. Where warps share tiles, all is lost that would be weights if there were nine.
+  // The same for a kernel of 1x1. Where warps share tiles, this overwrites as much as the weights of 3x3 would take.
   __device__ __forceinline__ void run_1x1(const char *map, char *weights) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint4 *columns = reinterpret_cast<const uint4 *>(weights) + warp % WARPS_N * 32 + lane;
@@ -303,8 +303,8 @@ __device__ __forceinline__ void add_sums(const Four &sum, const Four &product, f
   }
 }
 
-// Where the shortcut of a sum comes from, or the gradient of what a shortcut begins with. HALVED: every second pixel, with
-// zeros in new channels. SPREAD (gradients only): a map of half the sides, whose pixels belong to every second pixel.
+// Where the shortcut of a sum comes from, or the gradient of what a shortcut begins with. HALVED: every second pixel,
+// with zeros in new channels. SPREAD (gradients only): a map of half the sides, whose pixels are every second pixel's.
 enum Shortcut { NONE = 0, SAME = 1, HALVED = 2, SPREAD = 3 };
 
 // ------------------------------------------------------------------------------------------------------------ forward
@@ -661,9 +661,9 @@ BACKWARD(backward_32, 32, 32, 16, false)
 BACKWARD(backward_64_32, 64, 32, 16, true)
 BACKWARD(backward_64, 64, 64, 8, false)
 
-// Add this image's sums of four channels' gradients and of their products, from threads that have every fourth channel.
+// Add this image's sums of gradients and of products, from threads that have four channels each, of some of the pixels.
 template <int C>
-__device__ __forceinline__ void add_sums(const Four &sum, const Four &products, u64 *result_sums) {
+__device__ __forceinline__ void add_gradient_sums(const Four &sum, const Four &products, u64 *result_sums) {
   constexpr int QUADS = C / 4, GROUPS = THREADS / QUADS;
   __shared__ float scratch[2][GROUPS][C];
   const int channel = threadIdx.x % QUADS * 4, group = threadIdx.x / QUADS;
@@ -700,7 +700,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     store(result + place, v);
   }
-  add_sums<C>(sum, products, result_sums);
+  add_gradient_sums<C>(sum, products, result_sums);
 }
 
 // Backward through a shortcut with parameters: the sums for its batch norm, and the gradient of every second pixel.
@@ -721,7 +721,7 @@ __device__ __forceinline__ void sum_gradients(const bf16 *gradient, const bf16 *
       products.at[i] += v.at[i] * (value.at[i] - moments[channel + i]) * moments[C + channel + i];
     }
   }
-  add_sums<C>(sum, products, result_sums);
+  add_gradient_sums<C>(sum, products, result_sums);
 }
 
 template <class C>

@@ -8,7 +8,8 @@ __device__ __forceinline__ float over_lanes(float value) {
   return value;
 }
 
-// A block has one row, with `num_labels` labels. `similarities` is (classes * proxies) numbers of shared memory, after the row itself.
+// A block has one row, with `num_labels` labels. `similarities` is (classes * proxies) numbers of shared memory, after
+// the row itself.
 extern "C" __global__ void __launch_bounds__(THREADS)
     most_confident(const float *features, const long long *labels, const float *__restrict__ proxies, const float *scale,
                    int num_labels, int num_classes, int num_proxies, int dim, float slope, float shift,
