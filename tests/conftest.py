@@ -10,6 +10,7 @@ import torch
 
 import cuda_on_cpu
 from ccfa import cli, plugins
+from ccfa.kernels import LAUNCHED
 from failing import install
 
 torch.set_num_threads(1)
@@ -37,6 +38,7 @@ def registries(monkeypatch):
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch):
     """A GPU, and a CPU on which the package's CUDA kernels run as if it were one."""
+    LAUNCHED.clear()
     if request.param == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     if cuda_on_cpu.COMPILER is None:

@@ -3,9 +3,9 @@
 // A thread runs until it must wait: at a barrier, or where its warp does something together. Threads, warps and blocks
 // run forwards or backwards. An asynchronous copy is made as late as possible, backwards at once. Dynamic shared memory
 // is full of NaN first, and the process ends with an access error at its end. So a missing barrier shows as a wrong
-// number or as a difference between the two orders. Not seen: additions that should be atomic, a kernel that does not
-// wait for the one before, accesses beyond global memory, static shared memory that nobody has written, masks of
-// shuffles.
+// number or as a difference between the two orders. With AddressSanitizer (`make soak`) so is an access beyond the memory
+// that a tensor has or shares. Not seen: additions that should be atomic, a kernel that does not wait for the one before, static shared
+// memory that nobody has written, masks of shuffles.
 // cuda_on_cpu.py replaces assembly with calls of the functions `ptx_...` below.
 
 #include <math.h>

@@ -1,5 +1,10 @@
 """What runs CUDA kernels on a CPU finds the mistakes that it is there to find."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -77,3 +82,40 @@ def test_operands_in_another_order_are_an_error():
 
 def test_assembly_becomes_a_call():
     assert without_assembly('asm("add.f32 %0, %1;" : "=f"(sum[i(1)]) : "f"(b));') == "ptx_add_f32(sum[i(1)], b);"
+
+
+def watched(*arguments):
+    """Run Python with AddressSanitizer, which must be loaded before everything else: code and output."""
+    library = subprocess.run([COMPILER, "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    if not Path(library).is_absolute():
+        pytest.skip("the compiler has no AddressSanitizer")
+    here = Path(__file__).parent
+    environment = {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": str(here)}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=here, env=os.environ | environment, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("number", "is_seen"), [(255, False), (256, True)])
+def test_a_write_beyond_global_memory_is_seen(number, is_seen):
+    code = f"result[{number}] = 0; result[0] = given[{number}];"
+    failed, output = watched("-c", f"from test_cuda_on_cpu import turned; turned('{code}')")
+    assert bool(failed) == is_seen
+    assert ("heap-buffer-overflow" in output) == is_seen
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("files", "chosen"),
+    [
+        ("kernels/test_resnet.py", "emulated"),
+        ("kernels", "emulated and not resnet"),
+        ("augmentation", "emulated"),
+        ("reporting/test_kernel_check.py", "emulated and torchs"),
+    ],
+)
+def test_kernels_stay_within_global_memory(files, chosen):
+    failed, output = watched("-m", "pytest", files, "-k", chosen)
+    assert not failed, output[-5000:]

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -427,7 +427,7 @@ class List(_TakesPlugins):
 
 @dataclass(frozen=True)
 class Doctor:
-    """Show versions, devices and data that were found, and how to get what is missing; or check an image folder."""
+    """Show versions, devices and data that were found, and how to get what is missing; or check photos or kernels."""
 
     data_dir: Path | None = None
     """The folder to look for CIFAR-100 in; by default $CCFA_DATA."""
@@ -435,14 +435,21 @@ class Doctor:
     """An image folder to check instead: its classes, bad files, duplicates and whatever else is to know about it."""
     recursive: bool = False
     """Read the folders inside the class folders of --data, too."""
+    kernels: bool = False
+    """Try our CUDA kernels on each GPU instead: compare two training steps by them with two by torch."""
 
     def __call__(self, console: "Console") -> None:
         from ccfa.data import inspect_folder
-        from ccfa.reporting.inventory import findings
+        from ccfa.reporting.inventory import findings, kernel_findings
 
         if self.recursive and not self.data:
             raise UsageError("--recursive belongs to --data.")
-        lines = inspect_folder(self.data, recursive=self.recursive) if self.data else findings(self.data_dir)
+        if self.kernels and (self.data or self.data_dir):
+            raise UsageError("--kernels needs no data.")
+        if self.kernels:
+            lines: Iterable[str] = kernel_findings()
+        else:
+            lines = inspect_folder(self.data, recursive=self.recursive) if self.data else findings(self.data_dir)
         for line in lines:
             console.print(line, soft_wrap=True)
 

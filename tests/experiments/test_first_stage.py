@@ -16,6 +16,7 @@ from ccfa.experiments import Experiment, build_method, first_stage, resolve
 from ccfa.experiments.first_stage import LAYERS, _code_digest, first_stage_key, learn_first_stage
 from ccfa.experiments.running import Stop
 from ccfa.files import read_tensors, write_tensors
+from ccfa.kernels import kernels_left_out
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.progress import WAITING
@@ -74,6 +75,8 @@ def test_whatever_the_first_stage_reads_changes_its_key():
         keys[str(acceleration)] = key(acceleration=acceleration)
     resolved = resolve(EXPERIMENT)
     keys["device"] = first_stage_key(resolved, PLAIN, torch.device("cuda"))
+    with kernels_left_out():
+        keys["kernels"] = key()
     pixels = resolved.train.images.clone()
     pixels[0, 0, 0, 0] ^= 1
     changed = ImageSet(pixels, resolved.train.labels, resolved.train.class_names)
@@ -140,7 +143,9 @@ def test_a_memory_changes_the_key_where_the_first_stage_reads_it(method, options
     assert (key(experiment) != key(replace(experiment, memory=2))) == is_read
 
 
-@pytest.mark.parametrize(("file", "is_read"), [("learning/step.py", True), ("reporting/page.py", False)])
+@pytest.mark.parametrize(
+    ("file", "is_read"), [("learning/step.py", True), ("kernels/resnet.cu", True), ("reporting/page.py", False)]
+)
 def test_only_code_that_trains_changes_the_key(tmp_path, file, is_read):
     package = Path(ccfa.__file__).parent
     assert all((package / f"{layer}.py").is_file() != (package / layer / "__init__.py").is_file() for layer in LAYERS)

@@ -17,6 +17,7 @@ from ccfa.evaluation import Numbers, accuracy
 from ccfa.experiments import Experiment, Run, resolve, run, running
 from ccfa.experiments.running import Evaluator, Recorder, Stop, acceleration_of, environment, running_again, stoppable
 from ccfa.experiments.running import finished as reusable
+from ccfa.kernels import kernels_left_out
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.progress import SAVING
@@ -76,8 +77,14 @@ def test_the_directory_holds_every_promised_file_and_nothing_else(finished):
     assert Run(path).report() == report
     assert (report.name, report.finished, report.environment) == ("first", True, Run(path).environment)
     assert report.environment["acceleration"]["precision"] == "float32"
+    assert "kernels" not in report.environment
     assert {"ccfa", "commit", "python", "torch", "numpy", "device", "threads", "platform"} <= report.environment.keys()
     assert report.config == Run(path).config
+
+
+def test_a_run_without_kernels_says_so():
+    with kernels_left_out():
+        assert environment(CPU, Acceleration())["kernels"] == "off"
 
 
 def test_an_epoch_is_a_line_of_metrics(finished):

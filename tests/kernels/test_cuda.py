@@ -1,8 +1,10 @@
 """Compiling and keeping CUDA sources, without a GPU."""
 
 import ctypes
+import os
 import shutil
 import subprocess
+import sys
 from importlib.resources import files
 
 import pytest
@@ -43,6 +45,15 @@ def test_no_cpu_runs_them_and_no_gpu_that_is_not_current(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     can_run = [cuda.can_run(torch.device(name)) for name in ("cpu", "cuda:0", "cuda:1")]
     assert can_run == [False, False, True]
+    with cuda.kernels_left_out():
+        assert not cuda.can_run(torch.device("cuda:1"))
+
+
+@pytest.mark.parametrize(("setting", "left_out"), [("off", "True"), ("", "False")])
+def test_an_environment_variable_leaves_them_out(setting, left_out):
+    code = "from ccfa.kernels import cuda; print(cuda.are_left_out())"
+    command, environment = [sys.executable, "-c", code], os.environ | {"CCFA_KERNELS": setting}
+    assert subprocess.run(command, env=environment, capture_output=True, text=True).stdout.strip() == left_out
 
 
 def test_arguments_are_passed_as_the_kernels_declare_them():

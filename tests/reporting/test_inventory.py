@@ -1,6 +1,8 @@
 """`ccfa list` and `ccfa doctor`."""
 
 import io
+import math
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from ccfa.data import DATASETS, Stage
 from ccfa.errors import UsageError
 from ccfa.experiments.experiment import SCENARIOS, experiment_method
 from ccfa.experiments.tables import TABLES, cited_only
+from ccfa.kernels import kernels_left_out
 from ccfa.methods import METHODS, Method, Phase, register_method
 from ccfa.methods.fetril import real_samples
 from ccfa.methods.method import NOTHING
@@ -22,7 +25,8 @@ from ccfa.models import BACKBONES
 from ccfa.models.resnet import ResNet
 from ccfa.options import meanings, schema
 from ccfa.reporting import inventory
-from ccfa.reporting.inventory import NETWORKS, TRAITS, catalogue, findings, traits
+from ccfa.reporting.inventory import NETWORKS, TRAITS, catalogue, findings, kernel_findings, traits
+from ccfa.reporting.kernel_check import Comparison
 from ccfa.reporting.terminal import Output
 from ccfa.settings import Experiment
 from toys import EVERY_PAIR, REFUSED
@@ -210,17 +214,71 @@ def test_the_doctor_says_which_threads_runs_use(monkeypatch):
     assert "OMP_NUM_THREADS" in found("CPU")[0]
 
 
+@pytest.fixture
+def gpus(monkeypatch):
+    """Lets torch say that there are so many cards."""
+
+    def there_are(count):
+        gpu = SimpleNamespace(name="a card", total_memory=80 * 2**30, major=9, minor=0)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+        monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+
+    return there_are
+
+
 @pytest.mark.parametrize(
     ("count", "build", "lines"),
     [(0, None, ["a CPU build"]), (0, "12.8", ["CUDA 12.8"]), (2, "12.8", ["0: a card, 80 GiB", "1: a card, 80 GiB"])],
 )
-def test_gpus_are_listed_or_missing_with_a_reason(monkeypatch, count, build, lines):
-    gpu = SimpleNamespace(name="a card", total_memory=80 * 2**30)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+def test_gpus_are_listed_or_missing_with_a_reason(gpus, monkeypatch, count, build, lines):
+    gpus(count)
     monkeypatch.setattr(torch.version, "cuda", build)
     assert all(part in line for part, line in zip(lines, found("GPU"), strict=True))
+
+
+def test_kernels_need_a_gpu(gpus, call):
+    gpus(0)
+    code, _, errors = call("doctor", "--kernels")
+    assert (code, "no GPU" in errors) == (5, True)
+
+
+@pytest.mark.parametrize("left_out", [True, False])
+def test_gpus_without_kernels_are_named(gpus, monkeypatch, left_out):
+    gpus(2)
+    monkeypatch.setattr(inventory, "can_run", lambda device: False)
+    with kernels_left_out() if left_out else nullcontext():
+        lines = list(kernel_findings())
+    assert [line.partition(":")[2].partition(":")[0] for line in lines] == ["0", "1"]
+    assert all("no CUDA kernels of ours" in line and ("CCFA_KERNELS" in line) == left_out for line in lines)
+
+
+NEAR = Comparison({"x": 0.01, "y": 0.01}, {"x": 0.01, "y": 0.01}, ("resnet.cu", "sgd.cu"))
+FAR = Comparison({"x": 0.01, "y": 0.3}, {"x": 0.01, "y": 0.02}, ("resnet.cu",))
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_kernels_are_tried_on_each_gpu(gpus, call, monkeypatch, is_wrong):
+    gpus(2)
+    monkeypatch.setattr(inventory, "can_run", lambda device: True)
+    monkeypatch.setattr(
+        inventory, "compare_steps", lambda name, device, size: FAR if is_wrong and name == "ucir" else NEAR
+    )
+    code, out, errors = call("doctor", "--kernels")
+    assert out.count("by resnet, sgd: agrees with torch. Mean difference from float32 1.0%") == (2 if is_wrong else 4)
+    assert out.count("by resnet: WRONG") == (2 if is_wrong else 0)
+    assert ("worst of y 30.0% (torch in bfloat16: 2.0%)" in out) == is_wrong
+    assert (code, "ucir on cuda:0 and ucir on cuda:1" in errors) == ((1, True) if is_wrong else (0, False))
+
+
+def test_a_number_that_is_none_is_wrong():
+    assert not replace(NEAR, by_kernels={"x": 0.01, "y": math.nan}).agrees
+
+
+@pytest.mark.gpu
+def test_the_kernels_agree_on_this_gpu():
+    assert all("resnet" in line and "agrees" in line for line in kernel_findings())
 
 
 def test_data_are_looked_for(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from ccfa.data import Stage
 from ccfa.errors import ModelError, Notice, ResourceError
 from ccfa.experiments.experiment import Resolved, describe
 from ccfa.files import make_folder, read_tensors, write_tensors
+from ccfa.kernels import are_left_out
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.progress import WAITING
@@ -143,6 +144,7 @@ def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torc
         ],
         "seeds": [resolved.experiment.seed, resolved.experiment.batch_seed],
         "precision": describe(acceleration),
+        **({"kernels": "off"} if are_left_out() else {}),
         "device": device.type,
         "torch": str(torch.__version__),
         "timm": timm_version(method.backbone),
@@ -155,7 +157,11 @@ def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torc
 def _code_digest(package: Path) -> str:
     """Return a digest of the layers that train; commands and reports may change without another first stage."""
     digest = hashlib.sha256()
-    layers = {path: path.relative_to(package).parts[0].removesuffix(".py") for path in package.rglob("*.py")}
+    layers = {
+        path: path.relative_to(package).parts[0].removesuffix(".py")
+        for path in package.rglob("*")
+        if path.suffix in (".py", ".cu")
+    }
     layers.pop(package / "learning" / "progress.py", None)  # it only watches
     for path in sorted(path for path, layer in layers.items() if layer in LAYERS):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())

@@ -33,6 +33,7 @@ from ccfa.experiments.experiment import Resolved, resolve
 from ccfa.experiments.first_stage import first_stage_key, learn_first_stage, leave_turn, stored_at
 from ccfa.experiments.run_directory import CHECKPOINTS_KEPT, ERRORS, METRICS, Checkpoint, Run, differences, two_columns
 from ccfa.files import require_place
+from ccfa.kernels import are_left_out
 from ccfa.learning import Learner, Observer, Progress
 from ccfa.learning.acceleration import (
     Acceleration,
@@ -556,6 +557,7 @@ def environment(
         "device": describe_device(device),
         "torch_device": str(device),
         "acceleration": asdict(acceleration),
+        **({"kernels": "off"} if are_left_out() else {}),
         "threads": torch.get_num_threads(),
         "processes": num_processes,
         "platform": platform.platform(),

@@ -13,17 +13,20 @@ from torch import Tensor, nn
 from torch.overrides import has_torch_function_unary
 
 from ccfa.kernels.attack import DIMS, balanced_assignment, confident_classes, fused_attack
-from ccfa.kernels.cuda import can_run
+from ccfa.kernels.cuda import LAUNCHED, are_left_out, can_run, kernels_left_out
 from ccfa.kernels.head_loss import head_loss
 
 __all__ = [
+    "LAUNCHED",
     "Conv3x3",
     "Normalise",
+    "are_left_out",
     "balanced_assignment",
     "can_run",
     "confident_classes",
     "full_precision",
     "head_loss",
+    "kernels_left_out",
     "normalised",
     "sphere_attack",
 ]
@@ -54,7 +57,7 @@ class Conv3x3(nn.Conv2d):
         narrow = self.out_channels in NARROW and (self.in_channels in NARROW or images)
         num_pixels = x.numel() // self.in_channels
         countable = num_pixels * max(self.in_channels, self.out_channels) < 2**31
-        return x.is_cuda and in_bfloat16 and narrow and countable
+        return x.is_cuda and in_bfloat16 and narrow and countable and not are_left_out()
 
 
 def normalised(conv: Conv3x3, norm: nn.BatchNorm2d, x: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ import ctypes
 import functools
 import hashlib
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -31,6 +31,9 @@ Argument = Tensor | int | float | ctypes.Structure | None
 Key = tuple[int, str, tuple[tuple[str, int], ...]]
 """Device, source, constants."""
 _MODULES: dict[Key, "_Module"] = {}
+LAUNCHED: set[tuple[str, str]] = set()
+"""Sources and names of the kernels that were launched, or captured, in this process."""
+_left_out = os.environ.get("CCFA_KERNELS", "").lower() in ("off", "0", "false")  # all kernels, of the whole process
 
 
 class CompileError(RuntimeError):
@@ -56,6 +59,8 @@ class _Launch(ctypes.Structure):
 class Kernel:
     """A function of a loaded module."""
 
+    source: str
+    name: str
     function: ctypes.c_void_p
     context: ctypes.c_void_p  # of its device
     can_start_early: bool
@@ -84,6 +89,7 @@ class Kernel:
             ctypes.pointer(attribute),
             early and self.can_start_early,
         )
+        LAUNCHED.add((self.source, self.name))
         _check(_driver().cuCtxSetCurrent(self.context))  # a thread that has not used the device yet has none
         _check(_driver().cuLaunchKernelEx(ctypes.byref(launch), self.function, pointers, None))
 
@@ -96,9 +102,27 @@ def _as_c(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float
     return ctypes.c_int(argument) if isinstance(argument, int) else ctypes.c_float(argument)
 
 
+@contextmanager
+def kernels_left_out() -> Iterator[None]:
+    """Let torch compute everything, in all threads, as on a GPU that runs no kernels."""
+    global _left_out
+    before, _left_out = _left_out, True
+    try:
+        yield
+    finally:
+        _left_out = before
+
+
+def are_left_out() -> bool:
+    """Whether `kernels_left_out` is in force, or the process was started with CCFA_KERNELS=off."""
+    return _left_out
+
+
 def can_run(device: torch.device) -> bool:
     """Whether kernels can be launched on tensors of a device: the current one, if it is a GPU that runs them."""
-    return device.type == "cuda" and device.index == torch.cuda.current_device() and _runs_them(device)
+    if _left_out or device.type != "cuda" or device.index != torch.cuda.current_device():
+        return False
+    return _runs_them(device)
 
 
 @functools.cache
@@ -144,7 +168,7 @@ def _kernel(device: int, source: str, name: str, shared: int, constants: tuple[t
     _check(_driver().cuFuncSetAttribute(function, SHARED_MEMORY_SHARE, 100))
     if shared > 48 * 1024:
         _check(_driver().cuFuncSetAttribute(function, SHARED_MEMORY_LIMIT, shared))
-    return Kernel(function, module.context, torch.cuda.get_device_capability(device) >= (9, 0))
+    return Kernel(source, name, function, module.context, torch.cuda.get_device_capability(device) >= (9, 0))
 
 
 class _Module(NamedTuple):

@@ -20,17 +20,19 @@ from rich.table import Column, Table
 import ccfa
 from ccfa.augmentation import CCFA, MIXES
 from ccfa.data import DATASETS, Stage, Transforms, data_set, describe_data_sets, order_names
-from ccfa.errors import ModelError, UsageError, chosen_name
+from ccfa.errors import CcfaError, ModelError, ResourceError, UsageError, chosen_name
 from ccfa.evaluation import Report
 from ccfa.experiments.experiment import SCENARIOS, chosen_options, experiment_method
 from ccfa.experiments.tables import FURTHER, PAPERS, SIZES, TABLES, cited_only
-from ccfa.learning.acceleration import TINY, threads_for
+from ccfa.kernels import are_left_out, can_run
+from ccfa.learning.acceleration import TINY, memory_errors_explained, threads_for
 from ccfa.methods import METHODS
 from ccfa.methods.method import EVERYTHING, Factory, Method
 from ccfa.methods.parts import is_frozen, learns_one_class
 from ccfa.models import BACKBONES
 from ccfa.models.pretrained import import_timm
 from ccfa.options import meanings, schema
+from ccfa.reporting.kernel_check import compare_steps
 from ccfa.reporting.tables import counted
 from ccfa.settings import Experiment, Mix, Setting
 
@@ -54,6 +56,7 @@ NETWORKS = {
     "small": "A ResNet of 3 blocks, for the digits.",
 }
 OPTIONS_OF = "ccfa list options METHOD --data DATA [--ccfa] [--mix KIND] shows its options."
+STEP_SIZE = 128  # images in a step that tries kernels
 PACKAGES = ("numpy", "scikit-learn", "safetensors", "tyro", "rich", "pillow", "jinja2")
 
 
@@ -296,7 +299,8 @@ def findings(data_dir: Path | None) -> Iterator[str]:
         yield f"GPU: none found (torch is {build}); runs use the CPU. See 'PyTorch for your machine' in docs/start.md."
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        yield f"GPU {index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        capability = f"compute capability {properties.major}.{properties.minor}"
+        yield f"GPU {index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB, {capability}"
     where = data_dir or os.environ.get("CCFA_DATA")
     looked = f"not in {where}" if where else "no --data-dir and no $CCFA_DATA"
     for name, data in DATASETS.items():
@@ -304,3 +308,31 @@ def findings(data_dir: Path | None) -> Iterator[str]:
         missing = f"{looked}. " if data.find else ""
         yield f"{name}: {found or missing + data.description}"
     yield f"disk: {shutil.disk_usage(Path.cwd()).free / 1e9:.1f} GB free here"
+
+
+def kernel_findings() -> Iterator[str]:
+    """Yield how the kernels' training steps differ from torch's, one line for each GPU and method.
+
+    Raises:
+        ResourceError: There is no GPU.
+        CcfaError: They differ by more than rounding.
+    """
+    if not torch.cuda.is_available():
+        raise ResourceError("There is no GPU to try the kernels on.")
+    wrong = []
+    for device in (torch.device("cuda", index) for index in range(torch.cuda.device_count())):
+        with torch.cuda.device(device):
+            if not can_run(device):
+                reason = "CCFA_KERNELS is off" if are_left_out() else "they need compute capability 8.0, and NVRTC"
+                yield f"{device}: no CUDA kernels of ours: {reason}"
+                continue
+            for name in ("podnet", "ucir"):
+                with memory_errors_explained(STEP_SIZE):
+                    found = compare_steps(name, device, STEP_SIZE)
+                yield f"{device}: {name} + CCFA {found}"
+                if not found.agrees:
+                    wrong.append(f"{name} on {device}")
+    if wrong:
+        raise CcfaError(
+            f"The kernels are wrong for {' and '.join(wrong)}. CCFA_KERNELS=off trains without them. Please tell us."
+        )
