@@ -10,21 +10,31 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 from ccfa.kernels import resnet
-from ccfa.kernels.resnet import Run, _Images, chain_features
+from ccfa.kernels.resnet import Run, branch_features, chain_features
 from ccfa.models import BACKBONES
+from ccfa.models.aggregation import KernelScaling, blended, two_branches
 from ccfa.models.backbone import ChainBackbone
-from ccfa.models.resnet import Block, PadShortcut, ResNet, as_chain
+from ccfa.models.resnet import Block, PadShortcut, ResNet, as_branches, as_chain
 from cuda_on_cpu import in_reverse
 
 ROUNDING = 2**-8  # of a number stored in bfloat16
 KNOWN = ["resnet32-podnet", "resnet32-pycil", "resnet32-ucir", "small"]
 PROJECTED = {"resnet32-ucir": 2, "pads, then projects": 1}  # shortcuts
+BRANCHED = [
+    "branches of small",
+    "branches of pads, then projects",
+    *(pytest.param(f"branches of {name}", marks=pytest.mark.gpu) for name in ("resnet32-podnet", "resnet32-ucir")),
+]
 
 
 def backbone(name):
-    """With batch norms that do something."""
+    """With batch norms that do something, and branches that differ."""
     torch.manual_seed(0)
-    if name in BACKBONES:
+    if name.startswith("branches of "):
+        made = two_branches(backbone(name.removeprefix("branches of ")))
+        for level in made.levels:
+            level.blend.fill_(0.3)
+    elif name in BACKBONES:
         made = BACKBONES[name](3)
     else:
         made = ResNet((16, 32, 64), (1, 1, 1), (1, 2, 2), shortcut="project", relu_after_sum="not-last")(3)
@@ -36,7 +46,16 @@ def backbone(name):
             module.running_mean.normal_(0, 0.3)
             module.running_var.uniform_(0.5, 2)
             module.eps = 0.1
+        if isinstance(module, KernelScaling):
+            module.factors.data.uniform_(0.5, 1.5)
     return made
+
+
+def features_of(made, batch):
+    """By the kernels."""
+    if levels := as_branches(made):
+        return branch_features(levels, batch, blended)
+    return chain_features(as_chain(made), batch)
 
 
 @pytest.fixture
@@ -184,7 +203,7 @@ def check_gradients(run, index, given, x, found):
 def test_each_kernel_of_a_training_step_against_float64(device, name, channels_last):
     chain, batch = as_chain(backbone(name).to(device)), images(device, 24, channels_last)
     before = copy.deepcopy(chain)
-    run = Run(chain, _Images.of(batch))
+    run = Run(chain, batch)
     *maps, embedding = run.forward()
     last = len(chain.units) - 1
     read = [batch.bfloat16().double()]  # by each convolution
@@ -211,7 +230,8 @@ def test_each_kernel_of_a_training_step_against_float64(device, name, channels_l
     of_maps = [torch.randn_like(level) for level in maps]
     of_maps[1] = None
     of_embedding = torch.randn_like(embedding)
-    found = run.parameter_gradients(of_maps, of_embedding)
+    of_images, found = run.gradients_of(of_maps, of_embedding)
+    assert of_images is None
     external = dict(zip((end + 1 for end in chain.ends), of_maps, strict=True))
     gradients = run.gradients
     first = of_maps[-1].double() + of_embedding.double()[:, :, None, None] / 64
@@ -238,11 +258,13 @@ def test_each_kernel_of_a_training_step_against_float64(device, name, channels_l
 
 
 @pytest.mark.parametrize("num", [2, 130, pytest.param(7, marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", [*KNOWN, "pads, then projects"])
+@pytest.mark.parametrize("name", [*KNOWN, "pads, then projects", *BRANCHED])
 def test_evaluation_against_float64(device, name, num):
     made, batch = backbone(name).eval().to(device).requires_grad_(False), images(device, num)
+    before = copy.deepcopy(made.state_dict())
     with torch.no_grad():
-        found, embedding = chain_features(as_chain(made), batch)
+        found, embedding = features_of(made, batch)
+        assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
         expected = copy.deepcopy(made).double()(batch.double())
         with torch.autocast(device.type, torch.bfloat16):
             usual = made(batch)
@@ -253,7 +275,7 @@ def test_evaluation_against_float64(device, name, num):
 
 
 @pytest.mark.parametrize("num", [2, 101, *(pytest.param(num, marks=pytest.mark.gpu) for num in (100, 128))])
-@pytest.mark.parametrize("name", ["resnet32-podnet", "resnet32-ucir"])
+@pytest.mark.parametrize("name", ["resnet32-podnet", "resnet32-ucir", *BRANCHED])
 def test_gradients_are_as_near_to_float64_as_torchs(device, name, num):
     made = backbone(name).to(device)
     batch, generator = images(device, num), torch.Generator(device).manual_seed(3)
@@ -267,10 +289,10 @@ def test_gradients_are_as_near_to_float64_as_torchs(device, name, num):
     def gradients(network, features):
         return torch.autograd.grad(loss(*features), list(network.parameters()))
 
-    mine = gradients(made, chain_features(as_chain(made), batch))
+    mine = gradients(made, features_of(made, batch))
     with in_reverse():
-        again = gradients(made, chain_features(as_chain(made), batch))
-    features = chain_features(as_chain(made), batch)
+        again = gradients(made, features_of(made, batch))
+    features = features_of(made, batch)
     for _ in range(2):  # the same from one forward pass
         parts = torch.autograd.grad(loss(*features), list(made.parameters()), retain_graph=True)
         assert all(torch.equal(one, other) for one, other in zip(mine, parts, strict=True))

@@ -9,8 +9,9 @@ from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.loop import optimise
 from ccfa.methods import METHODS
-from ccfa.methods.aanet import FusedLevel, KernelScaling, aanet, blends, two_branches
+from ccfa.methods.aanet import aanet, blends
 from ccfa.models import BACKBONES, ChainBackbone, CosineHead, Network
+from ccfa.models.aggregation import FusedLevel, KernelScaling, two_branches
 from toys import STAGES, Recorder, begun, learned, tiny
 
 BASES = {"aanet": "podnet", "aanet-ucir": "ucir", "aanet-afc": "afc"}

@@ -266,7 +266,7 @@ def test_kernels_are_tried_on_each_gpu(gpus, call, monkeypatch, is_wrong):
         inventory, "compare_steps", lambda name, device, size: FAR if is_wrong and name == "ucir" else NEAR
     )
     code, out, errors = call("doctor", "--kernels")
-    assert out.count("by resnet, sgd: agrees with torch. Mean difference from float32 1.0%") == (2 if is_wrong else 4)
+    assert out.count("by resnet, sgd: agrees with torch. Mean difference from float32 1.0%") == (4 if is_wrong else 6)
     assert out.count("by resnet: WRONG") == (2 if is_wrong else 0)
     assert ("worst of y 30.0% (torch in bfloat16: 2.0%)" in out) == is_wrong
     assert (code, "ucir on cuda:0 and ucir on cuda:1" in errors) == ((1, True) if is_wrong else (0, False))

@@ -257,11 +257,17 @@ __device__ __forceinline__ float sum_of(const u64 *sum, float steps) {
 }
 
 // Scale and shift of each channel, (2, C), from its sum and that of its squares; the first block keeps what others need.
+// Without sums nothing was convolved, and the map stays as it is.
 template <int C>
 __device__ __forceinline__ void scale_and_shift(const u64 *sums, const Norm &norm, float count, float eps,
                                                 float momentum, float *to) {
   if (threadIdx.x < C) {
     const int c = threadIdx.x;
+    if (!sums) {
+      to[c] = 1.f, to[C + c] = 0.f;
+      if (blockIdx.x == 0) norm.moments[c] = 0.f, norm.moments[C + c] = 1.f;
+      return;
+    }
     const float mean = sum_of(sums + c, RESULT_STEPS) / count;
     const float variance = fmaxf(sum_of(sums + C + c, RESULT_STEPS) / count - mean * mean, 0.f);
     const float inverse = rsqrtf(variance + eps), scale = norm.weight[c] * inverse;
@@ -468,21 +474,21 @@ __device__ __forceinline__ void normalise(const bf16 *y, const u64 *y_sums, cons
 PROJECTION(16, 32, 16)
 PROJECTION(32, 64, 8)
 
-// The end: the last map, (8, 8, 64), and its mean over pixels.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    forward_end(const bf16 *y, const u64 *y_sums, Norm norm, float eps, float momentum, const bf16 *shortcut, int kind,
-                int relu, bf16 *trunk, float *embedding) {
-  constexpr int C = 64, PIXELS = 64, QUADS = C / 4, GROUPS = THREADS / QUADS;
+// The end: the last map and its mean over pixels.
+template <int C, int SIDE>
+__device__ __forceinline__ void end(const bf16 *y, const u64 *y_sums, const Norm &norm, float eps, float momentum,
+                                    const bf16 *shortcut, int kind, int relu, bf16 *trunk, float *embedding) {
+  constexpr int PIXELS = SIDE * SIDE, QUADS = C / 4, GROUPS = THREADS / QUADS;
   __shared__ float scratch[GROUPS * C], scales[2 * C];
   wait_for_others();
   scale_and_shift<C>(y_sums, norm, float(gridDim.x) * PIXELS, eps, momentum, scales);
   __syncthreads();
   const int channel = threadIdx.x % QUADS * 4, group = threadIdx.x / QUADS;
   Four sum = {};
-#pragma unroll
+#pragma unroll 4
   for (int pixel = group; pixel < PIXELS; pixel += GROUPS) {
     const int place = (blockIdx.x * PIXELS + pixel) * C + channel;
-    const int wide = (blockIdx.x * 16 + pixel / 8 * 2) * 16 + pixel % 8 * 2;
+    const int wide = (blockIdx.x * 2 * SIDE + pixel / SIDE * 2) * 2 * SIDE + pixel % SIDE * 2;
     Four v = four(y + place), more = {};
     if (kind == SAME) more = four(shortcut + place);
     else if (channel < C / 2) more = four(shortcut + wide * (C / 2) + channel);
@@ -503,6 +509,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     embedding[blockIdx.x * C + threadIdx.x] = all / PIXELS;
   }
 }
+
+#define END(C, SIDE)                                                                                               \
+  extern "C" __global__ void __launch_bounds__(THREADS)                                                            \
+      end_##C(const bf16 *y, const u64 *y_sums, Norm norm, float eps, float momentum, const bf16 *shortcut,        \
+              int kind, int relu, bf16 *trunk, float *embedding) {                                                 \
+    end<C, SIDE>(y, y_sums, norm, eps, momentum, shortcut, kind, relu, trunk, embedding);                          \
+  }
+END(16, 32)
+END(32, 16)
+END(64, 8)
 
 // ----------------------------------------------------------------------------------------------------------- backward
 
@@ -678,13 +694,13 @@ __device__ __forceinline__ void add_gradient_sums(const Four &sum, const Four &p
 }
 
 // Where backward starts: the gradient of the last map, of which the embedding is the mean.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    backward_start(const float *of_embedding, const bf16 *external, const bf16 *trunk, int mask, Before before,
-                   bf16 *result, u64 *result_sums) {
-  constexpr int C = 64, PIXELS = 64, QUADS = C / 4, GROUPS = THREADS / QUADS;
+template <int C, int SIDE>
+__device__ __forceinline__ void start(const float *of_embedding, const bf16 *external, const bf16 *trunk, int mask,
+                                      const Before &before, bf16 *result, u64 *result_sums) {
+  constexpr int PIXELS = SIDE * SIDE, QUADS = C / 4, GROUPS = THREADS / QUADS;
   const int channel = threadIdx.x % QUADS * 4, group = threadIdx.x / QUADS;
   Four sum = {}, products = {};
-#pragma unroll
+#pragma unroll 4
   for (int pixel = group; pixel < PIXELS; pixel += GROUPS) {
     const int place = (blockIdx.x * PIXELS + pixel) * C + channel;
     const Four value = four(before.y + place);
@@ -693,7 +709,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (mask == BY_TRUNK) sign = four(trunk + place);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      v.at[i] = of_embedding[blockIdx.x * C + channel + i] / PIXELS + more.at[i];
+      v.at[i] = (of_embedding ? of_embedding[blockIdx.x * C + channel + i] / PIXELS : 0.f) + more.at[i];
       if (mask == BY_TRUNK && !(sign.at[i] > 0.f)) v.at[i] = 0.f;
       sum.at[i] += v.at[i];
       products.at[i] += v.at[i] * (value.at[i] - before.moments[channel + i]) * before.moments[C + channel + i];
@@ -702,6 +718,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
   add_gradient_sums<C>(sum, products, result_sums);
 }
+
+#define START(C, SIDE)                                                                                           \
+  extern "C" __global__ void __launch_bounds__(THREADS)                                                          \
+      start_##C(const float *of_embedding, const bf16 *external, const bf16 *trunk, int mask, Before before,     \
+                bf16 *result, u64 *result_sums) {                                                                \
+    start<C, SIDE>(of_embedding, external, trunk, mask, before, result, result_sums);                            \
+  }
+START(16, 32)
+START(32, 16)
+START(64, 8)
 
 // Backward through a shortcut with parameters: the sums for its batch norm, and the gradient of every second pixel.
 template <int C, int SIDE>
@@ -948,8 +974,8 @@ extern "C" __global__ void add_parts(const float *parts, int num, int size, floa
 
 // ------------------------------------------------------------------------------------------------------------ weights
 
-struct Weights {  // of each convolution: (out, 3, 3, in) or (out, 1, 1, in) in float32
-  const float *at[40];
+struct Weights {  // of each convolution: (out, 3, 3, in) or (out, 1, 1, in) in float32, and (out, in) factors, if any
+  const float *at[40], *factors[40];
   int in[40], out[40], taps[40];
   int start[40];  // where the convolution begins among all of them, in numbers
 };
@@ -957,7 +983,8 @@ struct Weights {  // of each convolution: (out, 3, 3, in) or (out, 1, 1, in) in 
 // The weights in bfloat16, in the order in which the lanes of a warp read them, 8 numbers a lane: for each tap and 16
 // channels to sum over, for each 16 channels of the result. `transposed` serves the gradient of the input. An image's
 // few channels are followed by zeros, up to 16.
-__device__ __forceinline__ void reorder(const float *weight, int in, int out, int taps, bool transposed, bf16 *to) {
+__device__ __forceinline__ void reorder(const float *weight, const float *factors, int in, int out, int taps,
+                                        bool transposed, bf16 *to) {
   const int sum_over = transposed ? out : max(in, 16), results = transposed ? in : out;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < taps * sum_over * results / 8; i += gridDim.x * blockDim.x) {
     const int lane = i % 32, group = i / 32 % (results / 16), step = i / 32 / (results / 16);
@@ -969,9 +996,9 @@ __device__ __forceinline__ void reorder(const float *weight, int in, int out, in
       const int c = group * 16 + column / 2 * 4 + tile * 2 + column % 2;
       const int from = step % (sum_over / 16) * 16 + lane % 4 * 2 + k / 2 % 2 * 8 + k % 2;
       if (transposed)
-        v[k] = weight[(from * taps + taps - 1 - tap) * in + c];
+        v[k] = weight[(from * taps + taps - 1 - tap) * in + c] * (factors ? factors[from * in + c] : 1.f);
       else
-        v[k] = from < in ? weight[(c * taps + tap) * in + from] : 0.f;
+        v[k] = from < in ? weight[(c * taps + tap) * in + from] * (factors ? factors[c * in + from] : 1.f) : 0.f;
     }
     reinterpret_cast<uint4 *>(to)[i] =
         make_uint4(pair_of(v[0], v[1]), pair_of(v[2], v[3]), pair_of(v[4], v[5]), pair_of(v[6], v[7]));
@@ -980,8 +1007,25 @@ __device__ __forceinline__ void reorder(const float *weight, int in, int out, in
 
 extern "C" __global__ void reorder_weights(Weights weights, bf16 *result, bf16 *transposed) {
   const int layer = blockIdx.y, in = weights.in[layer], out = weights.out[layer], taps = weights.taps[layer];
-  reorder(weights.at[layer], in, out, taps, false, result + weights.start[layer]);
-  if (transposed && in >= 16) reorder(weights.at[layer], in, out, taps, true, transposed + weights.start[layer]);
+  const float *weight = weights.at[layer], *factors = weights.factors[layer];
+  reorder(weight, factors, in, out, taps, false, result + weights.start[layer]);
+  if (transposed && in >= 16) reorder(weight, factors, in, out, taps, true, transposed + weights.start[layer]);
+}
+
+// The gradients of factors, (layer, out, in), from the parts of those of their convolutions, (part, layer, out, 3, 3, in).
+extern "C" __global__ void add_parts_of_factors(const float *parts, int num, Weights weights, float *result) {
+  const int layer = blockIdx.y, in = weights.in[layer], out = weights.out[layer], taps = weights.taps[layer];
+  const int i = blockIdx.x * blockDim.x + threadIdx.x, o = i / in, c = i % in;
+  if (o >= out) return;
+  float sum = 0.f;
+  for (int tap = 0; tap < taps; tap++) {
+    const float *part = parts + ((layer * out + o) * 9 + (taps == 1 ? 4 : tap)) * in + c;
+    float all = 0.f;
+#pragma unroll 16
+    for (int p = 0; p < num; p++) all += part[p * gridDim.y * out * 9 * in];
+    sum += all * weights.at[layer][(o * taps + tap) * in + c];
+  }
+  result[(layer * out + o) * in + c] = sum;
 }
 
 // --------------------------------------------------------------------------------------------------------- evaluation
@@ -990,6 +1034,17 @@ struct Norms {  // of each convolution
   const float *weight[40], *bias[40], *mean[40], *variance[40];
   int channels[40], start[40];
 };
+
+// What the sums over a batch would be if its moments were the running ones: the kernels of training then evaluate.
+extern "C" __global__ void sums_of_norms(Norms norms, int num, u64 *sums) {
+  const int layer = blockIdx.x, c = threadIdx.x, channels = norms.channels[layer];
+  if (c >= channels) return;
+  const double count = double(num) * (channels == 16 ? 1024 : channels == 32 ? 256 : 64) * RESULT_STEPS;
+  const double mean = norms.mean[layer][c], variance = norms.variance[layer][c];
+  u64 *to = sums + 2 * norms.start[layer];
+  to[c] = static_cast<u64>(static_cast<long long>(mean * count));
+  to[channels + c] = static_cast<u64>(static_cast<long long>((variance + mean * mean) * count));
+}
 
 // Batch norm in evaluation mode as a scale and a shift, (2, C) for each convolution.
 extern "C" __global__ void fold_norms(Norms norms, float eps, float *scales) {

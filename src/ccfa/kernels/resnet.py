@@ -2,11 +2,11 @@
 
 import ctypes
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,8 @@ class Unit:
 
     conv: nn.Conv2d
     norm: nn.BatchNorm2d
+    weight: Tensor
+    factors: Tensor | None = None  # on the weight's kernels, (out, in, 1, 1), which are then trained in its place
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -52,19 +54,31 @@ class Unit:
         """The weights of a channel for another one."""
         return math.prod(self.conv.kernel_size)
 
+    @property
+    def trained(self) -> Tensor:
+        """What the convolution learns."""
+        return self.weight if self.factors is None else self.factors
+
+
+def entry(first: Unit) -> Unit:
+    """What stands for the stem in a chain that reads a map: nothing is convolved, and no batch norm changes the map."""
+    channels = first.conv.in_channels
+    return Unit(nn.Conv2d(channels, channels, 3, device="meta"), first.norm, torch.empty(0))
+
 
 @dataclass(frozen=True)
 class Chain:
-    """A stem, with a ReLU, and blocks of two units whose sum with the shortcut is the trunk.
+    """A stem, with a ReLU, and blocks of two units whose sum with the shortcut is the trunk; or blocks that read a map.
 
     A shortcut is the trunk itself or, where a block halves the sides, every second pixel, either with zeros in the new
     channels or projected by a unit of its own.
     """
 
-    units: tuple[Unit, ...]  # the stem's, then two for each block
+    units: tuple[Unit, ...]  # the stem's, or an `entry`, then two for each block
     relu: tuple[bool, ...]  # whether one follows the sum of each block
     ends: tuple[int, ...]  # the blocks after which a level ends
     projections: tuple[Unit | None, ...]  # of each block
+    reads_images: bool = True
 
     @cached_property
     def all_units(self) -> tuple[Unit, ...]:
@@ -72,10 +86,20 @@ class Chain:
         return (*self.units, *(unit for unit in self.projections if unit))
 
     @cached_property
+    def learning(self) -> tuple[Unit, ...]:
+        """All units that convolve."""
+        return self.all_units if self.reads_images else self.all_units[1:]
+
+    @cached_property
     def projected(self) -> dict[int, int]:
         """By the first unit of each block that projects: the place of the projecting one among all units."""
         blocks = (block for block, unit in enumerate(self.projections) if unit)
         return {2 * block + 1: place for place, block in enumerate(blocks, start=len(self.units))}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all widths, as the kernel that evaluates a chain needs it."""
+        return self.reads_images and {unit.conv.out_channels for unit in self.units} == set(SIDES)
 
     @property
     def is_known(self) -> bool:
@@ -86,51 +110,85 @@ class Chain:
             (unit.shape, self.units[2 * block + 1].shape) for block, unit in enumerate(self.projections) if unit
         ]
         return (
-            sorted(widths) == widths
-            and set(widths) == set(SIDES)
+            set(widths) <= set(SIDES)
+            and all(other in (one, 2 * one) for one, other in pairwise(widths))
+            and (not self.reads_images or (widths[0] == 16 and self.units[0].conv.in_channels <= 4))
             and len(self.units) == 2 * len(self.relu) + 1
             and len(self.all_units) <= MAX_UNITS
             and len(self.relu) <= MAX_BLOCKS
             and all(shape == first and shape[0] < shape[1] for shape, first in projecting)
             and all(unit.taps == (1 if place >= len(self.units) else 9) for place, unit in enumerate(self.all_units))
-            and self.units[0].conv.in_channels <= 4
             and self.ends[0] >= 0
             and all(one < other for one, other in pairwise(self.ends))
             and self.ends[-1] == len(self.relu) - 1
-            and all(
-                unit.conv.stride == ((2, 2) if unit.shape[0] < unit.shape[1] else (1, 1)) for unit in self.all_units
-            )
+            and all(unit.conv.stride == ((2, 2) if unit.shape[0] < unit.shape[1] else (1, 1)) for unit in self.learning)
             and all(norm.affine and norm.track_running_stats and norm.momentum is not None for norm in norms)
             and len({(norm.eps, norm.momentum) for norm in norms}) == 1
-            and all(parameter.dtype == torch.float32 for parameter in self.parameters())
+            and len({unit.factors is None for unit in self.learning}) == 1
+            and all(one.dtype == torch.float32 for one in (*self.parameters(), *(u.weight for u in self.learning)))
         )
 
     def parameters(self) -> list[Tensor]:
-        """The weights of all convolutions, then weight and bias of each batch norm."""
-        norms = [parameter for unit in self.all_units for parameter in (unit.norm.weight, unit.norm.bias)]
-        return [*(unit.conv.weight for unit in self.all_units), *norms]
+        """What all convolutions learn, then weight and bias of each batch norm."""
+        norms = [parameter for unit in self.learning for parameter in (unit.norm.weight, unit.norm.bias)]
+        return [*(unit.trained for unit in self.learning), *norms]
 
 
-def chain_features(chain: Chain, images: Tensor) -> tuple[tuple[Tensor, ...], Tensor] | None:
+class TwoChains(NamedTuple):
+    """A level with two branches, which are blended."""
+
+    stable: Chain
+    plastic: Chain
+    blend: Tensor
+
+
+Maps = tuple[Tensor, ...]
+
+
+def chain_features(chain: Chain, images: Tensor) -> tuple[Maps, Tensor] | None:
     """The maps at the ends of levels in bfloat16 and the embedding in float32, or None where no kernel can be used.
 
     In training mode batch norms use and remember the batch's moments. In evaluation mode there are no gradients.
     """
-    modes = {unit.norm.training for unit in chain.all_units}
-    training = modes == {True}
-    shape = chain.units[0].conv.in_channels, 32, 32
+    return _features(chain, images) if _can_compute([chain], images) else None
+
+
+def branch_features(
+    levels: Sequence[TwoChains], images: Tensor, blended: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> tuple[Maps, Tensor] | None:
+    """The same of levels with two branches each; `blended` fuses what a stable and a plastic branch made."""
+    if not _can_compute([chain for level in levels for chain in level[:2]], images):
+        return None
+    maps: list[Tensor] = []
+    for stable, plastic, blend in levels:
+        (one,), of_one = _features(stable, maps[-1] if maps else images)
+        (other,), of_other = _features(plastic, maps[-1] if maps else images)
+        maps.append(blended(one, other, blend))
+    return tuple(maps), blended(of_one, of_other, blend)
+
+
+def _can_compute(chains: Sequence[Chain], images: Tensor) -> bool:
+    """Whether the kernels can compute chains one after the other, in the mode that they are in."""
+    modes = {unit.norm.training for chain in chains for unit in chain.all_units}
+    shape = chains[0].units[0].conv.in_channels, 32, 32
     suits = images.dtype == torch.float32 and images.shape[1:] == shape and not images.requires_grad
-    if not (can_run(images.device) and suits and len(modes) == 1 and chain.is_known):
-        return None
-    if not training and torch.is_grad_enabled() and any(parameter.requires_grad for parameter in chain.parameters()):
-        return None
-    if shared_memory(images.device) < EVALUATION_BYTES:
-        return None
-    if not training:
-        return _evaluated(chain, _Images.of(images))
-    if not 2 <= len(images) <= MAX_BATCH:
-        return None
-    *maps, embedding = _Chain.apply(chain, images, *chain.parameters())  # type: ignore[no-untyped-call]
+    known = can_run(images.device) and suits and len(modes) == 1 and all(chain.is_known for chain in chains)
+    if not known or shared_memory(images.device) < EVALUATION_BYTES:
+        return False
+    learns = torch.is_grad_enabled() and any(one.requires_grad for chain in chains for one in chain.parameters())
+    if modes == {True}:
+        return 2 <= len(images) <= MAX_BATCH
+    return not learns and (all(chain.is_whole for chain in chains) or len(images) <= MAX_BATCH)
+
+
+def _features(chain: Chain, read: Tensor) -> tuple[Maps, Tensor]:
+    """The features of images, or of a map that a chain reads."""
+    if chain.units[0].norm.training:
+        *maps, embedding = _Chain.apply(chain, read, *chain.parameters())  # type: ignore[no-untyped-call]
+    elif chain.is_whole:
+        return _evaluated(chain, _Images.of(read))
+    else:
+        *maps, embedding = Run(chain, read, training=False).forward()
     return tuple(maps), embedding
 
 
@@ -154,7 +212,7 @@ def _named(prefix: str, channels: int, out: int) -> str:
 
 class _Weights(ctypes.Structure):
     _fields_ = [
-        ("at", ctypes.c_void_p * MAX_UNITS),
+        *((name, ctypes.c_void_p * MAX_UNITS) for name in ("at", "factors")),
         *((name, ctypes.c_int * MAX_UNITS) for name in ("inputs", "outputs", "taps", "start")),
     ]
 
@@ -205,19 +263,37 @@ class _Images:
         return iter((self.pixels, self.channels, self.by_channel, self.by_pixel))
 
 
-def _reordered(units: Sequence[Unit], transposed: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Each convolution's weights as its kernel reads them, and for the gradient of its input."""
+def _weights(units: Sequence[Unit]) -> tuple[_Weights, list[Tensor], list[int]]:
+    """The weights of convolutions as a table, with what must be kept for it, and where each begins among all."""
     starts = _starts(math.prod(unit.shape) * unit.taps for unit in units)
-    weights = [unit.conv.weight.detach().contiguous(memory_format=torch.channels_last) for unit in units]
-    both = torch.empty(1 + transposed, starts[-1], dtype=torch.bfloat16, device=weights[0].device)
+    weights = [unit.weight.detach().contiguous(memory_format=torch.channels_last) for unit in units]
     table = _Weights()
     for index, (unit, weight) in enumerate(zip(units, weights, strict=True)):
-        table.at[index], table.start[index] = weight.data_ptr(), starts[index]
+        table.at[index], table.start[index], table.taps[index] = weight.data_ptr(), starts[index], unit.taps
         table.inputs[index], table.outputs[index] = unit.conv.in_channels, unit.conv.out_channels
-        table.taps[index] = unit.taps
-    kernel("resnet.cu", "reorder_weights")((9, len(weights)), 256, table, both[0], both[1] if transposed else None)
+        table.factors[index] = None if unit.factors is None else unit.factors.data_ptr()
+    return table, weights, starts
+
+
+def _reordered(units: Sequence[Unit], transposed: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """Each convolution's weights as its kernel reads them, and for the gradient of its input."""
+    table, kept, starts = _weights(units)
+    both = torch.empty(1 + transposed, starts[-1], dtype=torch.bfloat16, device=kept[0].device)
+    kernel("resnet.cu", "reorder_weights")((9, len(units)), 256, table, both[0], both[1] if transposed else None)
     sizes = [end - start for start, end in pairwise(starts)]
     return list(both[0].split(sizes)), list(both[1].split(sizes)) if transposed else []
+
+
+def _norms(units: Sequence[Unit]) -> tuple[_Norms, list[int]]:
+    """Batch norms as a table, and where the channels of each begin among all."""
+    starts = _starts(unit.conv.out_channels for unit in units)
+    table = _Norms()
+    for index, unit in enumerate(units):
+        pointers = _pointers(unit.norm.weight, unit.norm.bias, unit.norm.running_mean, unit.norm.running_var)
+        for column, pointer in zip((table.weight, table.bias, table.mean, table.variance), pointers, strict=True):
+            column[index] = pointer
+        table.channels[index], table.start[index] = unit.conv.out_channels, starts[index]
+    return table, starts
 
 
 def _starts(sizes: Iterator[int]) -> list[int]:
@@ -239,14 +315,8 @@ def _evaluated(chain: Chain, images: _Images) -> tuple[tuple[Tensor, ...], Tenso
     pairs = zip(chain.projections, chain.units[1::2], blocks, strict=True)
     units = [chain.units[0], *(unit for block in pairs for unit in block if unit)]  # in the order of the kernel
     weights, _ = _reordered(units, transposed=False)
-    starts = _starts(unit.conv.out_channels for unit in units)
+    norms, starts = _norms(units)
     scales = torch.empty(2 * starts[-1], device=device)
-    norms = _Norms()
-    for index, unit in enumerate(units):
-        pointers = _pointers(unit.norm.weight, unit.norm.bias, unit.norm.running_mean, unit.norm.running_var)
-        for table, pointer in zip((norms.weight, norms.bias, norms.mean, norms.variance), pointers, strict=True):
-            table[index] = pointer
-        norms.channels[index], norms.start[index] = unit.conv.out_channels, starts[index]
     kernel("resnet.cu", "fold_norms")((len(units),), 64, norms, units[0].norm.eps, scales)
     maps = {block: _map(num, blocks[block].conv.out_channels, device) for block in chain.ends}
     trunk = _Trunk()
@@ -268,8 +338,8 @@ class _Chain(torch.autograd.Function):
     """A chain in training mode."""
 
     @staticmethod
-    def forward(ctx: Any, chain: Chain, images: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        run = ctx.run = Run(chain, _Images.of(images))
+    def forward(ctx: Any, chain: Chain, read: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        run = ctx.run = Run(chain, read)
         ctx.set_materialize_grads(False)
         return tuple(output.detach() for output in run.forward())  # what the run keeps must not keep the run
 
@@ -277,43 +347,58 @@ class _Chain(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         *of_maps, of_embedding = gradients
-        found = ctx.run.parameter_gradients(of_maps, of_embedding)
+        of_read, found = ctx.run.gradients_of(of_maps, of_embedding)
         wanted = ctx.needs_input_grad[2:]
-        return None, None, *(one if needed else None for one, needed in zip(found, wanted, strict=True))
+        return None, of_read, *(one if needed else None for one, needed in zip(found, wanted, strict=True))
 
 
 class Run:
-    """One forward pass, with what backward needs of it."""
+    """One forward pass, with what backward needs of it. In evaluation mode, batch norms have their running moments."""
 
-    def __init__(self, chain: Chain, images: _Images) -> None:
-        self.chain, self.images = chain, images
-        self.num, self.device = len(images.pixels), images.pixels.device
+    def __init__(self, chain: Chain, read: Tensor, training: bool = True) -> None:
+        self.chain, self.training = chain, training
+        self.num, self.device = len(read), read.device
         self.lane = lane_here(self.device)
-        self.weights, self.transposed = _reordered(chain.all_units, transposed=True)
-        norm = chain.units[0].norm
-        self.eps, self.momentum = norm.eps, float(norm.momentum or 0)
+        places = range(len(chain.all_units))[-len(chain.learning) :]
+        self.weights, self.transposed = (
+            dict(zip(places, given, strict=False)) for given in _reordered(chain.learning, transposed=training)
+        )
+        norm = chain.units[-1].norm
+        self.eps, self.momentum = norm.eps, float(norm.momentum or 0) if training else 0.0
         outs = [unit.conv.out_channels for unit in chain.all_units]
         self.results = [_map(self.num, out, self.device) for out in outs]
         self.sums = self.zeros().split([2 * out for out in outs])  # of each channel's results and of their squares
+        self.usual: list[Tensor | None] = list(self.sums if training else self.sums_of_norms())  # that norms go by
+        self.uncounted = torch.empty(1, dtype=torch.int64, device=self.device)  # what a norm counts in evaluation mode
         self.moments = [torch.empty(2, out, device=self.device) for out in outs]
         # What is made of each result: what the next convolution reads, the trunk where a block or the stem ends, or a
         # shortcut.
         self.made = [_map(self.num, out, self.device) for out in outs]
+        if chain.reads_images:
+            self.images = _Images.of(read)
+        else:
+            self.results[0], self.usual[0] = read.bfloat16().contiguous(memory_format=torch.channels_last), None
 
     def zeros(self) -> Tensor:
         """Two sums for each channel of each result."""
         channels = sum(unit.conv.out_channels for unit in self.chain.all_units)
         return torch.zeros(2 * channels, dtype=torch.int64, device=self.device)
 
+    def sums_of_norms(self) -> tuple[Tensor, ...]:
+        """The sums that would give batch norms their running moments."""
+        units, sums = self.chain.all_units, self.zeros()
+        kernel("resnet.cu", "sums_of_norms")((len(units),), 64, _norms(units)[0], self.num, sums)
+        return tuple(sums.split([2 * unit.conv.out_channels for unit in units]))
+
     def norm(self, index: int) -> _Norm:
         norm, moments = self.chain.all_units[index].norm, self.moments[index]
-        statistics = norm.running_mean, norm.running_var, norm.num_batches_tracked
-        return _Norm(*_pointers(norm.weight, norm.bias, *statistics, moments))
+        count = norm.num_batches_tracked if self.training else self.uncounted
+        return _Norm(*_pointers(norm.weight, norm.bias, norm.running_mean, norm.running_var, count, moments))
 
     def made_of(self, index: int) -> tuple[Tensor | None, int, bool]:
         """How the trunk after a unit, which ends a block or is the stem, is made: shortcut, its kind, ReLU."""
         if index == 0:
-            return None, NONE, True
+            return None, NONE, self.chain.reads_images
         if index - 1 in self.chain.projected:
             return self.made[self.chain.projected[index - 1]], SAME, self.chain.relu[index // 2 - 1]
         shortcut = self.made[index - 2]
@@ -322,13 +407,14 @@ class Run:
 
     def forward(self) -> tuple[Tensor, ...]:
         units, num = self.chain.units, self.num
-        launch, shared = _convolution("forward_stem", 16, 16, 32)
-        launch((num,), THREADS, *self.images, self.weights[0], self.results[0], self.sums[0], shared=shared)
+        if self.chain.reads_images:
+            launch, shared = _convolution("forward_stem", 16, 16, 32)
+            launch((num,), THREADS, *self.images, self.weights[0], self.results[0], self.sums[0], shared=shared)
         last = len(units) - 1
         for index in range(last + 1):  # what is made of the result of one unit and read by the next
             ends_block = index % 2 == 0
             shortcut, kind, relu = self.made_of(index) if ends_block else (None, NONE, True)
-            given = self.results[index], self.sums[index], self.norm(index), self.eps, self.momentum, shortcut
+            given = self.results[index], self.usual[index], self.norm(index), self.eps, self.momentum, shortcut
             if index == last:
                 break
             channels, out = units[index + 1].shape
@@ -337,20 +423,20 @@ class Run:
             launch((num,), THREADS, *given, kind, int(relu), self.made[index], *result, shared=shared, early=True)
             if index + 1 in self.chain.projected:
                 self.project(self.made[index], self.chain.projected[index + 1])
-        embedding = torch.empty(num, 64, device=self.device)
+        channels = units[last].conv.out_channels
+        embedding = torch.empty(num, channels, device=self.device)
         made = self.made[last], embedding
-        kernel("resnet.cu", "forward_end")((num,), THREADS, *given, kind, int(relu), *made, early=True)
+        kernel("resnet.cu", f"end_{channels}")((num,), THREADS, *given, kind, int(relu), *made, early=True)
         return *(self.made[2 * block + 2] for block in self.chain.ends), embedding
 
     def project(self, trunk: Tensor, place: int) -> None:
         """Make a shortcut."""
         channels, out = self.chain.all_units[place].shape
         launch, shared = _convolution(f"project_{channels}_{out}", channels, out, SIDES[channels])
-        result = self.results[place], self.sums[place]
-        launch((self.num,), THREADS, trunk, self.weights[place], *result, shared=shared, early=True)
-        kernel("resnet.cu", f"normalise_{out}")(
-            (self.num,), THREADS, *result, self.norm(place), self.eps, self.momentum, self.made[place], early=True
-        )
+        result = self.results[place]
+        launch((self.num,), THREADS, trunk, self.weights[place], result, self.sums[place], shared=shared, early=True)
+        norm = self.usual[place], self.norm(place), self.eps, self.momentum
+        kernel("resnet.cu", f"normalise_{out}")((self.num,), THREADS, result, *norm, self.made[place], early=True)
 
     def project_back(self, gradient: Tensor, place: int, sums: Tensor) -> Tensor:
         """The gradient of every second pixel of the trunk, from that of the shortcut."""
@@ -371,20 +457,22 @@ class Run:
         norm = self.chain.units[index].norm
         return _Before(*_pointers(self.results[index], norm.weight, norm.bias, self.moments[index]))
 
-    def parameter_gradients(self, of_maps: Sequence[Tensor | None], of_embedding: Tensor | None) -> list[Tensor]:
-        """The gradients of the chain's parameters."""
+    def gradients_of(
+        self, of_maps: Sequence[Tensor | None], of_embedding: Tensor | None
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """The gradients of the map that was read, if it was one, and of the chain's parameters."""
         units, num, last = self.chain.units, self.num, len(self.chain.units) - 1
         external = {2 * block + 2: _as_map(given) for block, given in zip(self.chain.ends, of_maps, strict=True)}
-        if of_embedding is None:
-            of_embedding = torch.zeros(num, 64, device=self.device)
+        if of_embedding is not None:
+            of_embedding = of_embedding.contiguous()
         # The gradients of what each batch norm makes, and of what it reads; of the latter the stem's is not stored.
         gradients = self.gradients = [torch.empty_like(result) for result in self.results[: last + 1]]
         self.of_results = [None, *map(torch.empty_like, self.results[1:])]
         flat = self.zeros()  # afresh each time: of gradients, and of gradients times normalised results
         sums = flat.split([len(one) for one in self.sums])
         mask = BY_TRUNK if self.chain.relu[-1] else ALL
-        kernel("resnet.cu", "backward_start")(
-            (num,), THREADS, of_embedding.contiguous(), external[last], self.made[last], mask, self.before(last),
+        kernel("resnet.cu", f"start_{gradients[last].shape[1]}")(
+            (num,), THREADS, of_embedding, external[last], self.made[last], mask, self.before(last),
             gradients[last], sums[last],
         )  # fmt: skip
         groups = {group[0]: group for group in self.groups()}
@@ -410,12 +498,13 @@ class Run:
             if index in groups:
                 compute, turn = partial(self.weight_gradients, groups[index]), len(waiting) % GRADIENT_BRANCHES
                 waiting.append(aside(f"weights {turn}", self.device, compute, self.lane))
-        of_weights = {0: self.stem_gradient(sums[0])}
-        of_norms = (flat / GRADIENT_STEPS).split([len(one) for one in sums])
+        of_weights = self.stem_gradient(sums[0]) if self.chain.reads_images else {}
+        of_norms = (flat / GRADIENT_STEPS).split([len(one) for one in sums])[-len(self.chain.learning) :]
         for group in waiting:
             of_weights |= group()
-        in_order = (of_weights[index] for index in range(len(of_weights)))
-        return [*in_order, *(part for both in of_norms for part in reversed(both.view(2, -1).unbind()))]
+        in_order = (of_weights[index] for index in sorted(of_weights))
+        of_parameters = [*in_order, *(part for both in of_norms for part in reversed(both.view(2, -1).unbind()))]
+        return None if self.chain.reads_images else gradients[0], of_parameters
 
     def groups(self) -> list[list[int]]:
         """Convolutions of the same shape, whose gradients one kernel computes; all but the stem.
@@ -427,7 +516,7 @@ class Run:
         return [group for same in alike for group in _divided(same, LAYERS[shapes[same[0]][1]])]
 
     def weight_gradients(self, group: list[int]) -> dict[int, Tensor]:
-        units, channels, out = self.chain.all_units, *self.chain.units[group[0]].shape
+        channels, out = self.chain.units[group[0]].shape
         launch, shared = _weights_kernel(_named("weights", channels, out), channels, out, *BUFFERS[channels, out])
         pieces = -(-channels // CHANNELS)
         splits = min(max(GRADIENT_BLOCKS // (len(group) * pieces), MIN_SPLITS), MAX_SPLITS, self.num)
@@ -437,18 +526,33 @@ class Run:
         for place, index in enumerate(group):
             table.at[place] = _Layer(*_pointers(self.made[reads[index]], self.of_results[index]))
         launch((splits, len(group), pieces), THREADS, table, self.num, parts, shared=shared)
-        found = dict(zip(group, _added(parts).permute(0, 1, 4, 2, 3), strict=True))
-        return {index: one if units[index].taps > 1 else one[:, :, 1:2, 1:2] for index, one in found.items()}
+        return self.added(group, parts)
 
-    def stem_gradient(self, sums: Tensor) -> Tensor:
+    def stem_gradient(self, sums: Tensor) -> dict[int, Tensor]:
         launch, shared = _weights_kernel("weights_stem", 16, 16, 1, 1)
         norm = self.chain.units[0].norm
-        parts = torch.empty(min(STEM_SPLITS, self.num), 16, 3, 3, self.images.channels, device=self.device)
+        parts = torch.empty(min(STEM_SPLITS, self.num), 1, 16, 3, 3, self.images.channels, device=self.device)
         launch(
             (len(parts),), THREADS, self.gradients[0], sums, self.results[0], norm.weight, self.moments[0],
             *self.images, self.num, parts, shared=shared, early=True,
         )  # fmt: skip
-        return _added(parts).permute(0, 3, 1, 2)
+        return self.added([0], parts)
+
+    def added(self, group: list[int], parts: Tensor) -> dict[int, Tensor]:
+        """The gradients of what convolutions learn, from those of their kernels: (part, convolution, out, 3, 3, in)."""
+        units, (splits, *_, channels) = [self.chain.all_units[index] for index in group], parts.shape
+        if units[0].factors is not None:
+            table, _kept, _ = _weights(units)
+            found = torch.empty(len(group), parts.shape[2], channels, 1, 1, device=self.device)
+            blocks = math.ceil(found[0].numel() / THREADS), len(group)
+            kernel("resnet.cu", "add_parts_of_factors")(blocks, THREADS, parts, splits, table, found)
+            return dict(zip(group, found, strict=True))
+        found = torch.empty(parts.shape[1:], device=self.device)
+        size = found.numel()
+        kernel("resnet.cu", "add_parts")((math.ceil(size / THREADS),), THREADS, parts, splits, size, found)
+        kernels = zip(units, found.permute(0, 1, 4, 2, 3), strict=True)
+        middle = (one if unit.taps > 1 else one[:, :, 1:2, 1:2] for unit, one in kernels)
+        return dict(zip(group, middle, strict=True))
 
 
 def _divided(indices: list[int], sizes: Sequence[int]) -> list[list[int]]:
@@ -463,14 +567,6 @@ def _weights_kernel(name: str, channels: int, out: int, halves: int, buffers: in
     rows = side // halves + 2
     shared = buffers * (rows * (side + 2) * (2 * part + 16) + out_side**2 // halves * (2 * out + 16))
     return kernel("resnet.cu", name, shared), shared
-
-
-def _added(parts: Tensor) -> Tensor:
-    """The sum over the first dimension."""
-    result = torch.empty(parts.shape[1:], device=parts.device)
-    size = result.numel()
-    kernel("resnet.cu", "add_parts")((math.ceil(size / THREADS),), THREADS, parts, len(parts), size, result)
-    return result
 
 
 def _pointers(*tensors: Tensor | None) -> list[int]:

@@ -4,6 +4,7 @@ Nothing here changes what is computed, up to the rounding of the chosen precisio
 """
 
 import functools
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -19,11 +20,12 @@ from ccfa.data import ImageSet
 from ccfa.errors import ResourceError, UsageError
 from ccfa.kernels.graphs import Aside, StepFunction, aside, captured
 from ccfa.kernels.pod import pod_spatial
-from ccfa.kernels.resnet import chain_features
+from ccfa.kernels.resnet import branch_features, chain_features
 from ccfa.kernels.rows import cosine_distance
 from ccfa.models import Backbone, Branches, Features, Network
+from ccfa.models.aggregation import blended
 from ccfa.models.backbone import MapMixing
-from ccfa.models.resnet import as_chain
+from ccfa.models.resnet import as_branches, as_chain
 
 MAX_VARIANTS = 128  # of a compiled function: a few for each backbone
 TINY = 16 * 16  # numbers in an image
@@ -63,9 +65,9 @@ class Acceleration:
     def place(self, network: Network, device: torch.device) -> Network:
         """The network on its device, in the memory layout that is fast there."""
         if device.type == "cuda":
-            for parameter in network.backbone.parameters():
-                if parameter.dim() == 4:
-                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+            for tensor in itertools.chain(network.backbone.parameters(), network.backbone.buffers()):
+                if tensor.dim() == 4:
+                    tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
         return network.to(device)
 
     def features(self, backbone: Backbone, images: Tensor, mixing: MapMixing | None = None) -> Features:
@@ -89,8 +91,11 @@ class Acceleration:
     def _forward(self, backbone: Backbone, images: Tensor, mixing: MapMixing | None) -> Features:
         """By our own kernels if they know the backbone, else compiled if compilation is on."""
         if self.compile and self.precision == "bf16" and mixing is None:
-            chain = as_chain(backbone)
-            found = chain_features(chain, images) if chain else None
+            found = None
+            if chain := as_chain(backbone):
+                found = chain_features(chain, images)
+            elif levels := as_branches(backbone):
+                found = branch_features(levels, images, self.fused(blended))
             if found:
                 return Features(*found)
         images = _channels_last(images)

@@ -1,12 +1,10 @@
 """AANet: Liu, Schiele and Sun, "Adaptive Aggregation Networks for Class-Incremental Learning", CVPR 2021."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch import nn
 
 from ccfa.data import Stage
 from ccfa.errors import UsageError
@@ -16,6 +14,7 @@ from ccfa.methods.parts import balanced_exemplars
 from ccfa.methods.podnet import podnet
 from ccfa.methods.ucir import ucir
 from ccfa.models import ChainBackbone, Network
+from ccfa.models.aggregation import FusedLevel, two_branches
 
 
 def aanet(method: Method, *, learn_blend: bool = False, blend_lr: float = 1e-8, reset_scale: bool = False) -> Method:
@@ -57,50 +56,6 @@ register_method("aanet", podnet)(resetting)
 register_method("aanet-ucir", ucir)(aanet)
 on_afc = register_method("aanet-afc", afc)(resetting)
 on_afc.__doc__ = (on_afc.__doc__ or "").replace("PODNet", "AFC", 1)
-
-
-class KernelScaling(nn.Module):
-    """One learned factor for each two-dimensional kernel of a convolution, 1 at the start."""
-
-    def __init__(self, kernels: Tensor) -> None:
-        super().__init__()
-        self.factors = nn.Parameter(kernels.new_ones(*kernels.shape[:2], 1, 1))
-
-    def forward(self, kernels: Tensor) -> Tensor:
-        return kernels * self.factors
-
-
-class FusedLevel(nn.Module):
-    """blend * stable(x) + (1 - blend) * plastic(x)."""
-
-    def __init__(self, stable: nn.Module, plastic: nn.Module, blend: Tensor) -> None:
-        super().__init__()
-        self.stable = stable
-        self.plastic = plastic
-        self.blend = blend
-
-    def forward(self, x: Tensor) -> Tensor:
-        stable, plastic = self.stable(x), self.plastic(x)
-        fused: Tensor = plastic + self.blend * (stable - plastic)  # exact where the branches agree, for any blend
-        return fused
-
-
-def two_branches(backbone: ChainBackbone, learn_blend: bool = False) -> ChainBackbone:
-    """Two copies of the backbone as one: the stable one with frozen, scaled kernels, the other free; blend 0.5."""
-    start = next(backbone.parameters()).detach().new_tensor(0.5)
-    levels: list[nn.Module] = []
-    for level in backbone.levels:
-        stable = copy.deepcopy(level)
-        for layer in list(stable.modules()):
-            if isinstance(layer, nn.Conv2d):
-                kernels = layer.weight.detach()
-                del layer.weight
-                # A buffer, not a parameter without gradient: no optimiser and no weight decay can reach it.
-                layer.register_buffer("weight", kernels)
-                parametrize.register_parametrization(layer, "weight", KernelScaling(kernels))
-        blend = nn.Parameter(start.clone()) if learn_blend else nn.Buffer(start.clone())
-        levels.append(FusedLevel(stable, copy.deepcopy(level), blend))
-    return ChainBackbone(levels, backbone.dim).train(backbone.training)
 
 
 @dataclass(frozen=True)

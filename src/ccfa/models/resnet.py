@@ -1,15 +1,18 @@
 """One ResNet builder; each published network is one set of options."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 from ccfa.kernels import Conv3x3, normalised
-from ccfa.kernels.resnet import Chain, Unit
+from ccfa.kernels.resnet import Chain, TwoChains, Unit, entry
+from ccfa.models.aggregation import FusedLevel, kernels_and_factors
 from ccfa.models.backbone import BACKBONES, Backbone, ChainBackbone
 
 
@@ -106,16 +109,41 @@ def _stem(kind: str, channels: int, width: int) -> list[nn.Module]:
 
 def as_chain(backbone: Backbone) -> Chain | None:
     """The backbone as our kernels see it, or None if it is made of other parts."""
-    if type(backbone) is not ChainBackbone or any(type(level) is not nn.Sequential for level in backbone.levels):
+    return _chain(list(backbone.levels)) if _is_plain(backbone) else None
+
+
+def as_branches(backbone: Backbone) -> list[TwoChains] | None:
+    """The levels of a backbone with two branches as our kernels see them, or None if it is made of other parts."""
+    if not _is_plain(backbone):
         return None
-    if any(module._forward_hooks or module._forward_pre_hooks for module in backbone.modules()):
+    found: list[TwoChains] = []
+    for level in backbone.levels:
+        if type(level) is not FusedLevel:
+            return None
+        stable, plastic = (_chain([branch], begins=not found) for branch in (level.stable, level.plastic))
+        if stable is None or plastic is None:
+            return None
+        found.append(TwoChains(stable, plastic, level.blend))
+    return found
+
+
+def _is_plain(backbone: Backbone) -> TypeGuard[ChainBackbone]:
+    """Whether it is a chain of levels that nobody observes."""
+    hooks = any(module._forward_hooks or module._forward_pre_hooks for module in backbone.modules())
+    return type(backbone) is ChainBackbone and not hooks
+
+
+def _chain(levels: Sequence[nn.Module], begins: bool = True) -> Chain | None:
+    """These levels, of which the first one begins with a stem, or reads a map."""
+    if any(type(level) is not nn.Sequential for level in levels):
         return None
-    first, *later = [list(level.children()) for level in backbone.levels]
-    stem, rest = first[:3], [first[3:], *later]
+    first, *later = [list(level.children()) for level in levels]
+    num_stem = 3 if begins else 0
+    stem, rest = first[:num_stem], [first[num_stem:], *later]
     blocks = [block for level in rest for block in level if type(block) is Block and not block.rectified]
-    if [type(part) for part in stem] != [Conv3x3, nn.BatchNorm2d, nn.ReLU] or len(blocks) < sum(map(len, rest)):
+    if not blocks or len(blocks) < sum(map(len, rest)) or (begins and type(stem[-1]) is not nn.ReLU):
         return None
-    pairs = [(stem[0], stem[1])]
+    pairs = [(stem[0], stem[1])] if begins else []
     for block in blocks:
         pairs += [(block.conv1, block.norm1), (block.conv2, block.norm2)]
     units = [unit for unit in (_unit(conv, norm, 3) for conv, norm in pairs) if unit]
@@ -123,8 +151,9 @@ def as_chain(backbone: Backbone) -> Chain | None:
     others = [block for unit, block in zip(projections, blocks, strict=True) if unit is None]
     if len(units) < len(pairs) or any(type(block.shortcut) not in (nn.Identity, PadShortcut) for block in others):
         return None
-    ends = itertools.accumulate(map(len, rest), initial=-1)
-    return Chain(tuple(units), tuple(block.relu for block in blocks), tuple(ends)[1:], tuple(projections))
+    ends = tuple(itertools.accumulate(map(len, rest), initial=-1))[1:]
+    units = units if begins else [entry(units[0]), *units]
+    return Chain(tuple(units), tuple(block.relu for block in blocks), ends, tuple(projections), begins)
 
 
 def _projection(shortcut: nn.Module) -> Unit | None:
@@ -135,11 +164,21 @@ def _projection(shortcut: nn.Module) -> Unit | None:
 
 def _unit(conv: nn.Module, norm: nn.Module, size: int) -> Unit | None:
     """A convolution of this size and a batch norm, or None if somebody has replaced, parametrised or changed one."""
-    if type(conv) is not (Conv3x3 if size == 3 else nn.Conv2d) or type(norm) is not nn.BatchNorm2d:
+    wanted = Conv3x3 if size == 3 else nn.Conv2d
+    if parametrize.type_before_parametrizations(conv) is not wanted or type(norm) is not nn.BatchNorm2d:
         return None
+    assert isinstance(conv, nn.Conv2d)
     sizes = conv.kernel_size, conv.padding, conv.dilation, conv.groups
-    plain = sizes == ((size, size), (size // 2, size // 2), (1, 1), 1) and conv.padding_mode == "zeros"
-    return Unit(conv, norm) if plain and conv.bias is None and isinstance(conv.weight, nn.Parameter) else None
+    if (
+        sizes != ((size, size), (size // 2, size // 2), (1, 1), 1)
+        or conv.padding_mode != "zeros"
+        or conv.bias is not None
+    ):
+        return None
+    if parametrize.is_parametrized(conv):
+        scaled = kernels_and_factors(conv)
+        return Unit(conv, norm, *scaled) if scaled else None
+    return Unit(conv, norm, conv.weight) if isinstance(conv.weight, nn.Parameter) else None
 
 
 @torch.no_grad()

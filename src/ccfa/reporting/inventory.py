@@ -326,7 +326,7 @@ def kernel_findings() -> Iterator[str]:
                 reason = "CCFA_KERNELS is off" if are_left_out() else "they need compute capability 8.0, and NVRTC"
                 yield f"{device}: no CUDA kernels of ours: {reason}"
                 continue
-            for name in ("podnet", "ucir"):
+            for name in ("podnet", "ucir", "aanet"):
                 with memory_errors_explained(STEP_SIZE):
                     found = compare_steps(name, device, STEP_SIZE)
                 yield f"{device}: {name} + CCFA {found}"
