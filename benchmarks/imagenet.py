@@ -184,7 +184,7 @@ def main() -> None:
             for state in ("cold", "warm"):
                 table.add(f"reading, {num} threads, {state}", reading_rate(images, first, num, device))
 
-        few = random_images(20, 2 * max(given.batch) // 10, size)
+        few = random_images(30, 2 * max(given.batch) // 10, size)
         kinds = {"eager": replace(fast, compile=False, graph=False)}
         if device.type == "cuda":
             kinds |= {"captured": replace(fast, compile=False), "compiled": replace(fast, graph=False)}

@@ -1,6 +1,7 @@
 """Milliseconds per training step, with a plain eager float32 baseline measured in the same run.
 
     python benchmarks/step_time.py                 # on a GPU: PODNet's ResNet-32, batch 128
+    python benchmarks/step_time.py --method aanet  # its third stage is measured, which has two networks of two branches
     python benchmarks/step_time.py --device cpu    # small, to see that it works
 
 Images are random: a step's time does not depend on what they show. Several runs at once are threads with a stream and a
@@ -38,13 +39,13 @@ def random_images(num_classes: int, per_class: int, size: int) -> ImageSet:
 def prepared(
     method: Method, images: ImageSet, stage: int, acceleration: Acceleration, device: torch.device
 ) -> PhaseAtWork:
-    """The main phase of stage 0 or 1, ready to run; nothing was trained before it."""
+    """The main phase of a stage, ready to run; nothing was trained before it."""
     learner = Learner(method, images, device=device, acceleration=acceleration)
-    stages = split(images.num_classes, images.num_classes - 10, 10)
+    stages = split(images.num_classes, images.num_classes - 20, 10)
     learner.begin(stages[0])
-    if stage == 1:
+    for later in stages[1 : stage + 1]:
         learner.conclude()
-        learner.begin(stages[1])
+        learner.begin(later)
     return prepare_phase(learner, method.phases(stages[stage])[0], 0)
 
 
@@ -166,6 +167,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--method", default="podnet", choices=list(METHODS))
     parser.add_argument("--precision", default=None, choices=["float32", "tf32", "bf16"])
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--at-once", type=int, nargs="*", default=[2, 4, 8])
@@ -179,15 +181,15 @@ def main() -> None:
     fast = Acceleration.for_device(device, arguments.precision)
     steps = arguments.steps or (200 if on_gpu else 2)
     batch = 128 if on_gpu else 16
-    podnet = METHODS["podnet"](batch_size=batch, **({} if on_gpu else {"backbone": "small"}))
-    plugged = with_augmentation(podnet, CCFA())
+    plain = METHODS[arguments.method](batch_size=batch, **({} if on_gpu else {"backbone": "small"}))
+    plugged, later = with_augmentation(plain, CCFA()), 2 if arguments.method.startswith("aanet") else 1
     variants: dict[str, tuple[Method, int]] = {
-        "stage 0": (podnet, 0),
-        "later stage": (podnet, 1),
-        "later stage + CCFA": (plugged, 1),
-        "later stage + CCFA balanced-10": (with_augmentation(podnet, CCFA(target="balanced-10")), 1),
+        "stage 0": (plain, 0),
+        "later stage": (plain, later),
+        "later stage + CCFA": (plugged, later),
+        "later stage + CCFA balanced-10": (with_augmentation(plain, CCFA(target="balanced-10")), later),
     }
-    images = random_images(60, 100 if on_gpu else 4, 32)
+    images = random_images(70, 100 if on_gpu else 4, 32)
     figures: dict[str, object] = {"device": describe_device(device), "torch": str(torch.__version__), "batch": batch}
     print(f"{describe_device(device)}, torch {torch.__version__}, batch {batch}, {fast}")
     loader = pil_loader_milliseconds(images, batch)
@@ -219,7 +221,7 @@ def main() -> None:
             )
     if arguments.resnet18 and on_gpu:
         large = METHODS["podnet"](backbone="resnet18-podnet", batch_size=128)
-        pictures = random_images(60, 10, 224)
+        pictures = random_images(70, 10, 224)
         for name, method in {
             "ResNet-18": large,
             "ResNet-18 + CCFA": with_augmentation(large, CCFA(count=1)),
