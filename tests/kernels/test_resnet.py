@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import prune
+from torch.nn.utils import parametrize, prune
 from torch.nn.utils.parametrizations import weight_norm
 
 from ccfa.kernels import resnet
@@ -118,6 +118,58 @@ def test_what_somebody_has_changed_is_left_to_torch(change):
     assert as_chain(made) is not None
     change(made)
     assert as_chain(made) is None
+
+
+@pytest.mark.parametrize("first", [[], [nn.ReLU()], [Block(16, 16, 1, "pad", relu=False)]])
+def test_levels_without_a_stem_are_no_chains(first):
+    levels = [nn.Sequential(*first), nn.Sequential(Block(16, 16, 1, "pad", relu=False))]
+    assert as_chain(ChainBackbone(levels, 16)) is None
+
+
+def trains_its_kernels(made):
+    made.levels[1].stable[0].conv1.parametrizations.weight.original.requires_grad_()
+
+
+def scales_twice(made):
+    conv = made.levels[1].stable[0].conv1
+    parametrize.register_parametrization(conv, "weight", KernelScaling(conv.weight.detach()))
+
+
+@pytest.mark.parametrize("change", [trains_its_kernels, scales_twice])
+def test_branches_whose_kernels_are_not_just_scaled_are_left_to_torch(change):
+    made = backbone("branches of small")
+    assert as_branches(made) is not None
+    change(made)
+    assert as_branches(made) is None
+
+
+def blends_each_channel(made):
+    made.levels[1].blend = torch.full((32, 1, 1), 0.5)
+
+
+def lacks_a_level(made):
+    del made.levels[1]
+
+
+def learns_its_blend(made):
+    made.levels[1].blend = nn.Parameter(made.levels[1].blend)
+
+
+@pytest.mark.parametrize("change", [blends_each_channel, lacks_a_level, learns_its_blend])
+def test_branches_that_the_kernels_cannot_compute_are_left_to_torch(device, change):
+    made = backbone("branches of small").to(device).eval().requires_grad_(False)
+    assert features_of(made, images(device, 2)) is not None
+    change(made)
+    assert features_of(made, images(device, 2)) is None
+
+
+def test_scaled_kernels_may_lie_in_memory_in_any_order(device):
+    made, batch = backbone("branches of small").to(device).eval().requires_grad_(False), images(device, 2)
+    before = features_of(made, batch)[1]
+    for module in made.modules():
+        if isinstance(module, KernelScaling):
+            module.factors.data = module.factors.transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.equal(features_of(made, batch)[1], before)
 
 
 @pytest.mark.parametrize("blocks", [(0, 1, 1, 2), (1, 0, 1, 2)])

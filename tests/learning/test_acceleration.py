@@ -293,15 +293,16 @@ ROUNDS, STEPS_OF_A_ROUND = 8, 25
 
 def trained_at_once(method, num_runs):
     """Each of several runs, all alike, in a thread of its own: weights and statistics after each round of steps."""
-    images, stages = random_images(60, 20), split(60, 50, 10)
+    images, stages = random_images(70, 20), split(70, 50, 10)
 
     def run(_):
         with own_stream(CUDA):
             learner = Learner(method, images, device=CUDA, acceleration=Acceleration.for_device(CUDA))
             learner.begin(stages[0])
-            learner.conclude()
-            learner.begin(stages[1])
-            phase = prepare_phase(learner, method.phases(stages[1])[0], 0)
+            for stage in stages[1:]:  # in the last one, AANet's previous network has two branches, too
+                learner.conclude()
+                learner.begin(stage)
+            phase = prepare_phase(learner, method.phases(stage)[0], 0)
             for group in phase.optimiser.param_groups:
                 group["lr"].fill_(0.01)
             found, shuffled = [], torch.Generator().manual_seed(0)
@@ -326,6 +327,7 @@ def trained_at_once(method, num_runs):
         ("podnet", None),
         ("afc", CCFA()),
         ("ucir", CCFA()),
+        ("aanet", CCFA()),
     ],
 )
 def test_branches_never_race(name, augmentation, monkeypatch):

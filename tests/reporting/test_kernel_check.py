@@ -21,7 +21,7 @@ CHAIN = {
 HEAD = {"most_confident", "attack", "head_loss_rows", "head_loss_proxies", "normalise"}
 KERNELS = {
     "podnet": {*CHAIN, *HEAD, "compare", "gradients", "cosine_distance"},
-    "aanet": {*CHAIN, *HEAD, "end_16", "start_32", "add_parts_of_factors"},
+    "aanet": {*CHAIN, *HEAD, "forward_end_16", "backward_start_32", "add_parts_of_factors"} - {"evaluate"},
     "ucir": {*CHAIN, *HEAD, "project_16_32", "normalise_64", "sum_gradients_32", "project_back_64_32"},
 }
 

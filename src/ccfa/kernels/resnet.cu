@@ -242,7 +242,7 @@ __device__ __forceinline__ void clear_border(char *map, int threads) {
 struct Norm {
   const float *weight, *bias;
   float *running_mean, *running_var;
-  long long *batches;
+  long long *batches;  // counts them; null in evaluation mode, where the running moments are used and left as they are
   float *moments;  // (2, C): mean and inverse deviation of the batch, for backward
 };
 
@@ -268,14 +268,18 @@ __device__ __forceinline__ void scale_and_shift(const u64 *sums, const Norm &nor
       if (blockIdx.x == 0) norm.moments[c] = 0.f, norm.moments[C + c] = 1.f;
       return;
     }
-    const float mean = sum_of(sums + c, RESULT_STEPS) / count;
-    const float variance = fmaxf(sum_of(sums + C + c, RESULT_STEPS) / count - mean * mean, 0.f);
+    float mean = norm.running_mean[c], variance = norm.running_var[c];
+    if (norm.batches) {
+      mean = sum_of(sums + c, RESULT_STEPS) / count;
+      variance = fmaxf(sum_of(sums + C + c, RESULT_STEPS) / count - mean * mean, 0.f);
+    }
     const float inverse = rsqrtf(variance + eps), scale = norm.weight[c] * inverse;
     to[c] = scale;
     to[C + c] = norm.bias[c] - mean * scale;
     if (blockIdx.x == 0) {
       norm.moments[c] = mean;
       norm.moments[C + c] = inverse;
+      if (!norm.batches) return;
       norm.running_mean[c] += momentum * (mean - norm.running_mean[c]);
       norm.running_var[c] += momentum * (variance * (count / (count - 1.f)) - norm.running_var[c]);
       if (c == 0) norm.batches[0]++;
@@ -476,8 +480,9 @@ PROJECTION(32, 64, 8)
 
 // The end: the last map and its mean over pixels.
 template <int C, int SIDE>
-__device__ __forceinline__ void end(const bf16 *y, const u64 *y_sums, const Norm &norm, float eps, float momentum,
-                                    const bf16 *shortcut, int kind, int relu, bf16 *trunk, float *embedding) {
+__device__ __forceinline__ void forward_end(const bf16 *y, const u64 *y_sums, const Norm &norm, float eps,
+                                            float momentum, const bf16 *shortcut, int kind, int relu, bf16 *trunk,
+                                            float *embedding) {
   constexpr int PIXELS = SIDE * SIDE, QUADS = C / 4, GROUPS = THREADS / QUADS;
   __shared__ float scratch[GROUPS * C], scales[2 * C];
   wait_for_others();
@@ -491,7 +496,7 @@ __device__ __forceinline__ void end(const bf16 *y, const u64 *y_sums, const Norm
     const int wide = (blockIdx.x * 2 * SIDE + pixel / SIDE * 2) * 2 * SIDE + pixel % SIDE * 2;
     Four v = four(y + place), more = {};
     if (kind == SAME) more = four(shortcut + place);
-    else if (channel < C / 2) more = four(shortcut + wide * (C / 2) + channel);
+    if (kind == HALVED && channel < C / 2) more = four(shortcut + wide * (C / 2) + channel);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       v.at[i] = scales[channel + i] * v.at[i] + scales[C + channel + i] + more.at[i];
@@ -510,15 +515,15 @@ __device__ __forceinline__ void end(const bf16 *y, const u64 *y_sums, const Norm
   }
 }
 
-#define END(C, SIDE)                                                                                               \
+#define FORWARD_END(C, SIDE)                                                                                       \
   extern "C" __global__ void __launch_bounds__(THREADS)                                                            \
-      end_##C(const bf16 *y, const u64 *y_sums, Norm norm, float eps, float momentum, const bf16 *shortcut,        \
-              int kind, int relu, bf16 *trunk, float *embedding) {                                                 \
-    end<C, SIDE>(y, y_sums, norm, eps, momentum, shortcut, kind, relu, trunk, embedding);                          \
+      forward_end_##C(const bf16 *y, const u64 *y_sums, Norm norm, float eps, float momentum, const bf16 *shortcut,\
+                      int kind, int relu, bf16 *trunk, float *embedding) {                                         \
+    forward_end<C, SIDE>(y, y_sums, norm, eps, momentum, shortcut, kind, relu, trunk, embedding);                  \
   }
-END(16, 32)
-END(32, 16)
-END(64, 8)
+FORWARD_END(16, 32)
+FORWARD_END(32, 16)
+FORWARD_END(64, 8)
 
 // ----------------------------------------------------------------------------------------------------------- backward
 
@@ -695,8 +700,8 @@ __device__ __forceinline__ void add_gradient_sums(const Four &sum, const Four &p
 
 // Where backward starts: the gradient of the last map, of which the embedding is the mean.
 template <int C, int SIDE>
-__device__ __forceinline__ void start(const float *of_embedding, const bf16 *external, const bf16 *trunk, int mask,
-                                      const Before &before, bf16 *result, u64 *result_sums) {
+__device__ __forceinline__ void backward_start(const float *of_embedding, const bf16 *external, const bf16 *trunk,
+                                               int mask, const Before &before, bf16 *result, u64 *result_sums) {
   constexpr int PIXELS = SIDE * SIDE, QUADS = C / 4, GROUPS = THREADS / QUADS;
   const int channel = threadIdx.x % QUADS * 4, group = threadIdx.x / QUADS;
   Four sum = {}, products = {};
@@ -719,15 +724,15 @@ __device__ __forceinline__ void start(const float *of_embedding, const bf16 *ext
   add_gradient_sums<C>(sum, products, result_sums);
 }
 
-#define START(C, SIDE)                                                                                           \
-  extern "C" __global__ void __launch_bounds__(THREADS)                                                          \
-      start_##C(const float *of_embedding, const bf16 *external, const bf16 *trunk, int mask, Before before,     \
-                bf16 *result, u64 *result_sums) {                                                                \
-    start<C, SIDE>(of_embedding, external, trunk, mask, before, result, result_sums);                            \
+#define BACKWARD_START(C, SIDE)                                                                               \
+  extern "C" __global__ void __launch_bounds__(THREADS)                                                       \
+      backward_start_##C(const float *of_embedding, const bf16 *external, const bf16 *trunk, int mask,        \
+                         Before before, bf16 *result, u64 *result_sums) {                                     \
+    backward_start<C, SIDE>(of_embedding, external, trunk, mask, before, result, result_sums);                \
   }
-START(16, 32)
-START(32, 16)
-START(64, 8)
+BACKWARD_START(16, 32)
+BACKWARD_START(32, 16)
+BACKWARD_START(64, 8)
 
 // Backward through a shortcut with parameters: the sums for its batch norm, and the gradient of every second pixel.
 template <int C, int SIDE>
@@ -1034,17 +1039,6 @@ struct Norms {  // of each convolution
   const float *weight[40], *bias[40], *mean[40], *variance[40];
   int channels[40], start[40];
 };
-
-// What the sums over a batch would be if its moments were the running ones: the kernels of training then evaluate.
-extern "C" __global__ void sums_of_norms(Norms norms, int num, u64 *sums) {
-  const int layer = blockIdx.x, c = threadIdx.x, channels = norms.channels[layer];
-  if (c >= channels) return;
-  const double count = double(num) * (channels == 16 ? 1024 : channels == 32 ? 256 : 64) * RESULT_STEPS;
-  const double mean = norms.mean[layer][c], variance = norms.variance[layer][c];
-  u64 *to = sums + 2 * norms.start[layer];
-  to[c] = static_cast<u64>(static_cast<long long>(mean * count));
-  to[channels + c] = static_cast<u64>(static_cast<long long>((variance + mean * mean) * count));
-}
 
 // Batch norm in evaluation mode as a scale and a shift, (2, C) for each convolution.
 extern "C" __global__ void fold_norms(Norms norms, float eps, float *scales) {

@@ -60,8 +60,8 @@ class Unit:
         return self.weight if self.factors is None else self.factors
 
 
-def entry(first: Unit) -> Unit:
-    """What stands for the stem in a chain that reads a map: nothing is convolved, and no batch norm changes the map."""
+def placeholder(first: Unit) -> Unit:
+    """What stands for the stem in a chain that reads a map, for its channels: nothing is convolved or normalised."""
     channels = first.conv.in_channels
     return Unit(nn.Conv2d(channels, channels, 3, device="meta"), first.norm, torch.empty(0))
 
@@ -74,7 +74,7 @@ class Chain:
     channels or projected by a unit of its own.
     """
 
-    units: tuple[Unit, ...]  # the stem's, or an `entry`, then two for each block
+    units: tuple[Unit, ...]  # the stem's, or its `placeholder`, then two for each block
     relu: tuple[bool, ...]  # whether one follows the sum of each block
     ends: tuple[int, ...]  # the blocks after which a level ends
     projections: tuple[Unit | None, ...]  # of each block
@@ -86,8 +86,8 @@ class Chain:
         return (*self.units, *(unit for unit in self.projections if unit))
 
     @cached_property
-    def learning(self) -> tuple[Unit, ...]:
-        """All units that convolve."""
+    def convolving(self) -> tuple[Unit, ...]:
+        """All units but a placeholder."""
         return self.all_units if self.reads_images else self.all_units[1:]
 
     @cached_property
@@ -121,17 +121,19 @@ class Chain:
             and self.ends[0] >= 0
             and all(one < other for one, other in pairwise(self.ends))
             and self.ends[-1] == len(self.relu) - 1
-            and all(unit.conv.stride == ((2, 2) if unit.shape[0] < unit.shape[1] else (1, 1)) for unit in self.learning)
+            and all(
+                unit.conv.stride == ((2, 2) if unit.shape[0] < unit.shape[1] else (1, 1)) for unit in self.convolving
+            )
             and all(norm.affine and norm.track_running_stats and norm.momentum is not None for norm in norms)
             and len({(norm.eps, norm.momentum) for norm in norms}) == 1
-            and len({unit.factors is None for unit in self.learning}) == 1
-            and all(one.dtype == torch.float32 for one in (*self.parameters(), *(u.weight for u in self.learning)))
+            and len({unit.factors is None for unit in self.convolving}) == 1
+            and all(one.dtype == torch.float32 for one in (*self.parameters(), *(u.weight for u in self.convolving)))
         )
 
     def parameters(self) -> list[Tensor]:
         """What all convolutions learn, then weight and bias of each batch norm."""
-        norms = [parameter for unit in self.learning for parameter in (unit.norm.weight, unit.norm.bias)]
-        return [*(unit.trained for unit in self.learning), *norms]
+        norms = [parameter for unit in self.convolving for parameter in (unit.norm.weight, unit.norm.bias)]
+        return [*(unit.trained for unit in self.convolving), *norms]
 
 
 class TwoChains(NamedTuple):
@@ -157,7 +159,8 @@ def branch_features(
     levels: Sequence[TwoChains], images: Tensor, blended: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> tuple[Maps, Tensor] | None:
     """The same of levels with two branches each; `blended` fuses what a stable and a plastic branch made."""
-    if not _can_compute([chain for level in levels for chain in level[:2]], images):
+    chains, blends = [chain for level in levels for chain in level[:2]], [level.blend for level in levels]
+    if not (_can_compute(chains, images, blends) and _fit(levels)):
         return None
     maps: list[Tensor] = []
     for stable, plastic, blend in levels:
@@ -167,18 +170,27 @@ def branch_features(
     return tuple(maps), blended(of_one, of_other, blend)
 
 
-def _can_compute(chains: Sequence[Chain], images: Tensor) -> bool:
-    """Whether the kernels can compute chains one after the other, in the mode that they are in."""
+def _fit(levels: Sequence[TwoChains]) -> bool:
+    """Whether both branches of each level read what the level before makes, and are blended by a number."""
+    reads, makes = (
+        [{chain.units[place].conv.out_channels for chain in level[:2]} for level in levels] for place in (0, -1)
+    )
+    alike = reads[1:] == makes[:-1] and all(len(widths) == 1 for widths in makes)
+    return alike and all(level.blend.dim() == 0 for level in levels)
+
+
+def _can_compute(chains: Sequence[Chain], images: Tensor, others: Sequence[Tensor] = ()) -> bool:
+    """Whether the kernels can compute chains in the mode that they are in; `others` are parameters beside theirs."""
     modes = {unit.norm.training for chain in chains for unit in chain.all_units}
     shape = chains[0].units[0].conv.in_channels, 32, 32
     suits = images.dtype == torch.float32 and images.shape[1:] == shape and not images.requires_grad
     known = can_run(images.device) and suits and len(modes) == 1 and all(chain.is_known for chain in chains)
     if not known or shared_memory(images.device) < EVALUATION_BYTES:
         return False
-    learns = torch.is_grad_enabled() and any(one.requires_grad for chain in chains for one in chain.parameters())
     if modes == {True}:
         return 2 <= len(images) <= MAX_BATCH
-    return not learns and (all(chain.is_whole for chain in chains) or len(images) <= MAX_BATCH)
+    parameters = (*others, *(parameter for chain in chains for parameter in chain.parameters()))
+    return not (torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters))
 
 
 def _features(chain: Chain, read: Tensor) -> tuple[Maps, Tensor]:
@@ -268,10 +280,12 @@ def _weights(units: Sequence[Unit]) -> tuple[_Weights, list[Tensor], list[int]]:
     starts = _starts(math.prod(unit.shape) * unit.taps for unit in units)
     weights = [unit.weight.detach().contiguous(memory_format=torch.channels_last) for unit in units]
     table = _Weights()
-    for index, (unit, weight) in enumerate(zip(units, weights, strict=True)):
+    for index, (unit, weight) in enumerate(zip(units, weights.copy(), strict=True)):
         table.at[index], table.start[index], table.taps[index] = weight.data_ptr(), starts[index], unit.taps
         table.inputs[index], table.outputs[index] = unit.conv.in_channels, unit.conv.out_channels
-        table.factors[index] = None if unit.factors is None else unit.factors.data_ptr()
+        if unit.factors is not None:
+            weights.append(unit.factors.detach().contiguous())
+            table.factors[index] = weights[-1].data_ptr()
     return table, weights, starts
 
 
@@ -282,18 +296,6 @@ def _reordered(units: Sequence[Unit], transposed: bool) -> tuple[list[Tensor], l
     kernel("resnet.cu", "reorder_weights")((9, len(units)), 256, table, both[0], both[1] if transposed else None)
     sizes = [end - start for start, end in pairwise(starts)]
     return list(both[0].split(sizes)), list(both[1].split(sizes)) if transposed else []
-
-
-def _norms(units: Sequence[Unit]) -> tuple[_Norms, list[int]]:
-    """Batch norms as a table, and where the channels of each begin among all."""
-    starts = _starts(unit.conv.out_channels for unit in units)
-    table = _Norms()
-    for index, unit in enumerate(units):
-        pointers = _pointers(unit.norm.weight, unit.norm.bias, unit.norm.running_mean, unit.norm.running_var)
-        for column, pointer in zip((table.weight, table.bias, table.mean, table.variance), pointers, strict=True):
-            column[index] = pointer
-        table.channels[index], table.start[index] = unit.conv.out_channels, starts[index]
-    return table, starts
 
 
 def _starts(sizes: Iterator[int]) -> list[int]:
@@ -315,8 +317,14 @@ def _evaluated(chain: Chain, images: _Images) -> tuple[tuple[Tensor, ...], Tenso
     pairs = zip(chain.projections, chain.units[1::2], blocks, strict=True)
     units = [chain.units[0], *(unit for block in pairs for unit in block if unit)]  # in the order of the kernel
     weights, _ = _reordered(units, transposed=False)
-    norms, starts = _norms(units)
+    starts = _starts(unit.conv.out_channels for unit in units)
     scales = torch.empty(2 * starts[-1], device=device)
+    norms = _Norms()
+    for index, unit in enumerate(units):
+        pointers = _pointers(unit.norm.weight, unit.norm.bias, unit.norm.running_mean, unit.norm.running_var)
+        for table, pointer in zip((norms.weight, norms.bias, norms.mean, norms.variance), pointers, strict=True):
+            table[index] = pointer
+        norms.channels[index], norms.start[index] = unit.conv.out_channels, starts[index]
     kernel("resnet.cu", "fold_norms")((len(units),), 64, norms, units[0].norm.eps, scales)
     maps = {block: _map(num, blocks[block].conv.out_channels, device) for block in chain.ends}
     trunk = _Trunk()
@@ -358,18 +366,16 @@ class Run:
     def __init__(self, chain: Chain, read: Tensor, training: bool = True) -> None:
         self.chain, self.training = chain, training
         self.num, self.device = len(read), read.device
-        self.lane = lane_here(self.device)
-        places = range(len(chain.all_units))[-len(chain.learning) :]
+        self.lane = lane_here(self.device) if training else None
+        places = range(len(chain.all_units))[-len(chain.convolving) :]
         self.weights, self.transposed = (
-            dict(zip(places, given, strict=False)) for given in _reordered(chain.learning, transposed=training)
+            dict(zip(places, given, strict=False)) for given in _reordered(chain.convolving, transposed=training)
         )
         norm = chain.units[-1].norm
-        self.eps, self.momentum = norm.eps, float(norm.momentum or 0) if training else 0.0
+        self.eps, self.momentum = norm.eps, float(norm.momentum or 0)
         outs = [unit.conv.out_channels for unit in chain.all_units]
         self.results = [_map(self.num, out, self.device) for out in outs]
         self.sums = self.zeros().split([2 * out for out in outs])  # of each channel's results and of their squares
-        self.usual: list[Tensor | None] = list(self.sums if training else self.sums_of_norms())  # that norms go by
-        self.uncounted = torch.empty(1, dtype=torch.int64, device=self.device)  # what a norm counts in evaluation mode
         self.moments = [torch.empty(2, out, device=self.device) for out in outs]
         # What is made of each result: what the next convolution reads, the trunk where a block or the stem ends, or a
         # shortcut.
@@ -377,23 +383,20 @@ class Run:
         if chain.reads_images:
             self.images = _Images.of(read)
         else:
-            self.results[0], self.usual[0] = read.bfloat16().contiguous(memory_format=torch.channels_last), None
+            self.results[0] = read.bfloat16().contiguous(memory_format=torch.channels_last)
 
     def zeros(self) -> Tensor:
         """Two sums for each channel of each result."""
         channels = sum(unit.conv.out_channels for unit in self.chain.all_units)
         return torch.zeros(2 * channels, dtype=torch.int64, device=self.device)
 
-    def sums_of_norms(self) -> tuple[Tensor, ...]:
-        """The sums that would give batch norms their running moments."""
-        units, sums = self.chain.all_units, self.zeros()
-        kernel("resnet.cu", "sums_of_norms")((len(units),), 64, _norms(units)[0], self.num, sums)
-        return tuple(sums.split([2 * unit.conv.out_channels for unit in units]))
-
     def norm(self, index: int) -> _Norm:
         norm, moments = self.chain.all_units[index].norm, self.moments[index]
-        count = norm.num_batches_tracked if self.training else self.uncounted
-        return _Norm(*_pointers(norm.weight, norm.bias, norm.running_mean, norm.running_var, count, moments))
+        statistics = norm.running_mean, norm.running_var, norm.num_batches_tracked
+        found = _Norm(*_pointers(norm.weight, norm.bias, *statistics, moments))
+        if not self.training:
+            found.batches = None
+        return found
 
     def made_of(self, index: int) -> tuple[Tensor | None, int, bool]:
         """How the trunk after a unit, which ends a block or is the stem, is made: shortcut, its kind, ReLU."""
@@ -410,23 +413,25 @@ class Run:
         if self.chain.reads_images:
             launch, shared = _convolution("forward_stem", 16, 16, 32)
             launch((num,), THREADS, *self.images, self.weights[0], self.results[0], self.sums[0], shared=shared)
-        last = len(units) - 1
+        last, begins = len(units) - 1, self.chain.reads_images
         for index in range(last + 1):  # what is made of the result of one unit and read by the next
             ends_block = index % 2 == 0
             shortcut, kind, relu = self.made_of(index) if ends_block else (None, NONE, True)
-            given = self.results[index], self.usual[index], self.norm(index), self.eps, self.momentum, shortcut
+            sums = self.sums[index] if index or begins else None
+            given = self.results[index], sums, self.norm(index), self.eps, self.momentum, shortcut
             if index == last:
                 break
             channels, out = units[index + 1].shape
             launch, shared = _convolution(_named("forward", channels, out), channels, out, SIDES[channels])
             result = self.weights[index + 1], self.results[index + 1], self.sums[index + 1]
-            launch((num,), THREADS, *given, kind, int(relu), self.made[index], *result, shared=shared, early=True)
+            early = index > 0 or begins  # not before the kernel that prepares the weights has ended
+            launch((num,), THREADS, *given, kind, int(relu), self.made[index], *result, shared=shared, early=early)
             if index + 1 in self.chain.projected:
                 self.project(self.made[index], self.chain.projected[index + 1])
         channels = units[last].conv.out_channels
         embedding = torch.empty(num, channels, device=self.device)
         made = self.made[last], embedding
-        kernel("resnet.cu", f"end_{channels}")((num,), THREADS, *given, kind, int(relu), *made, early=True)
+        kernel("resnet.cu", f"forward_end_{channels}")((num,), THREADS, *given, kind, int(relu), *made, early=True)
         return *(self.made[2 * block + 2] for block in self.chain.ends), embedding
 
     def project(self, trunk: Tensor, place: int) -> None:
@@ -435,7 +440,7 @@ class Run:
         launch, shared = _convolution(f"project_{channels}_{out}", channels, out, SIDES[channels])
         result = self.results[place]
         launch((self.num,), THREADS, trunk, self.weights[place], result, self.sums[place], shared=shared, early=True)
-        norm = self.usual[place], self.norm(place), self.eps, self.momentum
+        norm = self.sums[place], self.norm(place), self.eps, self.momentum
         kernel("resnet.cu", f"normalise_{out}")((self.num,), THREADS, result, *norm, self.made[place], early=True)
 
     def project_back(self, gradient: Tensor, place: int, sums: Tensor) -> Tensor:
@@ -471,7 +476,7 @@ class Run:
         flat = self.zeros()  # afresh each time: of gradients, and of gradients times normalised results
         sums = flat.split([len(one) for one in self.sums])
         mask = BY_TRUNK if self.chain.relu[-1] else ALL
-        kernel("resnet.cu", f"start_{gradients[last].shape[1]}")(
+        kernel("resnet.cu", f"backward_start_{gradients[last].shape[1]}")(
             (num,), THREADS, of_embedding, external[last], self.made[last], mask, self.before(last),
             gradients[last], sums[last],
         )  # fmt: skip
@@ -499,7 +504,7 @@ class Run:
                 compute, turn = partial(self.weight_gradients, groups[index]), len(waiting) % GRADIENT_BRANCHES
                 waiting.append(aside(f"weights {turn}", self.device, compute, self.lane))
         of_weights = self.stem_gradient(sums[0]) if self.chain.reads_images else {}
-        of_norms = (flat / GRADIENT_STEPS).split([len(one) for one in sums])[-len(self.chain.learning) :]
+        of_norms = (flat / GRADIENT_STEPS).split([len(one) for one in sums])[-len(self.chain.convolving) :]
         for group in waiting:
             of_weights |= group()
         in_order = (of_weights[index] for index in sorted(of_weights))

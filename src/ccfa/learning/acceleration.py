@@ -4,7 +4,6 @@ Nothing here changes what is computed, up to the rounding of the chosen precisio
 """
 
 import functools
-import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from ccfa.kernels.pod import pod_spatial
 from ccfa.kernels.resnet import branch_features, chain_features
 from ccfa.kernels.rows import cosine_distance
 from ccfa.models import Backbone, Branches, Features, Network
-from ccfa.models.aggregation import blended
+from ccfa.models.aggregation import blended, kernels_and_factors
 from ccfa.models.backbone import MapMixing
 from ccfa.models.resnet import as_branches, as_chain
 
@@ -65,7 +64,9 @@ class Acceleration:
     def place(self, network: Network, device: torch.device) -> Network:
         """The network on its device, in the memory layout that is fast there."""
         if device.type == "cuda":
-            for tensor in itertools.chain(network.backbone.parameters(), network.backbone.buffers()):
+            convolutions = (module for module in network.backbone.modules() if isinstance(module, nn.Conv2d))
+            frozen = [found[0] for found in map(kernels_and_factors, convolutions) if found]
+            for tensor in (*network.backbone.parameters(), *frozen):
                 if tensor.dim() == 4:
                     tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
         return network.to(device)

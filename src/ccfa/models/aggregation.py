@@ -21,11 +21,12 @@ class KernelScaling(nn.Module):
 
 
 def kernels_and_factors(conv: nn.Conv2d) -> tuple[Tensor, Tensor] | None:
-    """What makes the weight of a convolution, if it is scaled and not changed in another way."""
+    """What makes the weight of a convolution, if its frozen kernels are scaled and not changed in another way."""
     changes: Any = getattr(conv, "parametrizations", {})
     if list(changes) != ["weight"] or [type(change) for change in changes["weight"]] != [KernelScaling]:
         return None
-    return changes["weight"].original, changes["weight"][0].factors
+    kernels, factors = changes["weight"].original, changes["weight"][0].factors
+    return None if kernels.requires_grad else (kernels, factors)
 
 
 def blended(stable: Tensor, plastic: Tensor, blend: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from ccfa.kernels import Conv3x3, normalised
-from ccfa.kernels.resnet import Chain, TwoChains, Unit, entry
+from ccfa.kernels.resnet import Chain, TwoChains, Unit, placeholder
 from ccfa.models.aggregation import FusedLevel, kernels_and_factors
 from ccfa.models.backbone import BACKBONES, Backbone, ChainBackbone
 
@@ -129,8 +129,9 @@ def as_branches(backbone: Backbone) -> list[TwoChains] | None:
 
 def _is_plain(backbone: Backbone) -> TypeGuard[ChainBackbone]:
     """Whether it is a chain of levels that nobody observes."""
-    hooks = any(module._forward_hooks or module._forward_pre_hooks for module in backbone.modules())
-    return type(backbone) is ChainBackbone and not hooks
+    if type(backbone) is not ChainBackbone:
+        return False
+    return not any(module._forward_hooks or module._forward_pre_hooks for module in backbone.modules())
 
 
 def _chain(levels: Sequence[nn.Module], begins: bool = True) -> Chain | None:
@@ -141,7 +142,7 @@ def _chain(levels: Sequence[nn.Module], begins: bool = True) -> Chain | None:
     num_stem = 3 if begins else 0
     stem, rest = first[:num_stem], [first[num_stem:], *later]
     blocks = [block for level in rest for block in level if type(block) is Block and not block.rectified]
-    if not blocks or len(blocks) < sum(map(len, rest)) or (begins and type(stem[-1]) is not nn.ReLU):
+    if not blocks or len(blocks) < sum(map(len, rest)) or [type(part) for part in stem[2:]] != [nn.ReLU] * begins:
         return None
     pairs = [(stem[0], stem[1])] if begins else []
     for block in blocks:
@@ -152,7 +153,7 @@ def _chain(levels: Sequence[nn.Module], begins: bool = True) -> Chain | None:
     if len(units) < len(pairs) or any(type(block.shortcut) not in (nn.Identity, PadShortcut) for block in others):
         return None
     ends = tuple(itertools.accumulate(map(len, rest), initial=-1))[1:]
-    units = units if begins else [entry(units[0]), *units]
+    units = units if begins else [placeholder(units[0]), *units]
     return Chain(tuple(units), tuple(block.relu for block in blocks), ends, tuple(projections), begins)
 
 

@@ -271,7 +271,7 @@ def compare(runs: Sequence[Path | str]) -> Comparison:
         ModelError: if there is no run, or a report is damaged.
         UsageError: if the runs are not of one data set and scenario.
 
-    >>> comparison = compare(sorted(Path("results/cifar100-B50-inc10").glob("*-podnet-?-podnet-*.json")))
+    >>> comparison = compare(sorted(Path("results/cifar100-B50-inc10").glob("*-podnet-?-podnet-*seed1.json")))
     >>> for line in comparison.lines:
     ...     print(line.name, line.value("average_incremental_accuracy"), line.gain, line.published)
     podnet 65.46 ± 1.10 None 64.62

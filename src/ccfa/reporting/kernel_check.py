@@ -17,7 +17,7 @@ from ccfa.learning.loop import prepare_phase
 from ccfa.methods import METHODS, Method, with_augmentation
 from ccfa.models.resnet import Block
 
-STAGES = split(9, 6, 3)
+STAGES = split(12, 6, 3)
 PER_CLASS = 16  # images
 CLIP_VALUE = 0.01  # so small that it clips
 SMALL = 0.05  # errors of smaller losses are shares of this
@@ -56,7 +56,7 @@ class Comparison:
 
 
 def compare_steps(name: str, device: torch.device, batch_size: int) -> Comparison:
-    """Make the first two steps of a method's second stage with CCFA on noise: by kernels, and by torch.
+    """Make the first two steps of a method's last stage with CCFA on noise: by kernels, and by torch.
 
     Nothing is compiled but kernels, and no graph is captured.
     """
@@ -72,17 +72,18 @@ def compare_steps(name: str, device: torch.device, batch_size: int) -> Compariso
 
 def _two_steps(method: Method, device: torch.device, acceleration: Acceleration) -> dict[str, Tensor]:
     """All losses of the second step, and what both changed."""
-    pixels = np.random.default_rng(0).integers(0, 256, (9 * PER_CLASS, 3, 32, 32), dtype=np.uint8)
-    images = ImageSet(pixels, np.repeat(np.arange(9), PER_CLASS), tuple(map(str, range(9))))
+    pixels = np.random.default_rng(0).integers(0, 256, (12 * PER_CLASS, 3, 32, 32), dtype=np.uint8)
+    images = ImageSet(pixels, np.repeat(np.arange(12), PER_CLASS), tuple(map(str, range(12))))
     learner = Learner(method, images, device=device, acceleration=acceleration)
     Acceleration().set_rounding(device)  # exemplars and new proxies are the same in each precision
     learner.begin(STAGES[0])
     for module in learner.network.backbone.modules():
         if isinstance(module, Block):  # so that residuals count, but do not amplify rounding
             nn.init.constant_(module.norm2.weight, 0.1)
-    learner.conclude()
-    learner.begin(STAGES[1])
-    phase = prepare_phase(learner, replace(method.phases(STAGES[1])[0], clip_value=CLIP_VALUE), 0)
+    for stage in STAGES[1:]:
+        learner.conclude()
+        learner.begin(stage)
+    phase = prepare_phase(learner, replace(method.phases(stage)[0], clip_value=CLIP_VALUE), 0)
     before = {name: tensor.clone() for name, tensor in learner.network.state_dict().items()}
     rows = phase.rows[:: len(phase.rows) // phase.batch_size][: phase.batch_size]
     for _ in range(2):
