@@ -22,7 +22,7 @@ from ccfa.errors import CcfaError
 from ccfa.files import read_file, write_atomically
 from ccfa.kernels.graphs import CAPTURE
 
-OPTIONS = ("--std=c++17", "--use_fast_math")
+OPTIONS = ("--std=c++17", "--use_fast_math", "--split-compile=0")  # the last: by all cores
 SHARED_MEMORY_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 SHARED_MEMORY_SHARE = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent
 EARLY_START = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
