@@ -240,7 +240,7 @@ __device__ __forceinline__ void clear_border(char *map, int threads) {
 // ------------------------------------------------------------------------------------------- batch norm and its sums
 
 struct Norm {
-  const float *weight, *bias;
+  const float *weight, *bias;  // null where there is no batch norm
   float *running_mean, *running_var;
   long long *batches;  // counts them; null in evaluation mode, where the running moments are used and left as they are
   float *moments;  // (2, C): mean and inverse deviation of the batch, for backward
@@ -257,13 +257,13 @@ __device__ __forceinline__ float sum_of(const u64 *sum, float steps) {
 }
 
 // Scale and shift of each channel, (2, C), from its sum and that of its squares; the first block keeps what others need.
-// Without sums nothing was convolved, and the map stays as it is.
+// Without a batch norm nothing was convolved, and the map stays as it is.
 template <int C>
 __device__ __forceinline__ void scale_and_shift(const u64 *sums, const Norm &norm, float count, float eps,
                                                 float momentum, float *to) {
   if (threadIdx.x < C) {
     const int c = threadIdx.x;
-    if (!sums) {
+    if (!norm.weight) {
       to[c] = 1.f, to[C + c] = 0.f;
       if (blockIdx.x == 0) norm.moments[c] = 0.f, norm.moments[C + c] = 1.f;
       return;
@@ -331,7 +331,7 @@ __device__ __forceinline__ void store_with_sums(const C &convolution, float *scr
 #pragma unroll
       for (int i = 0; i < 4; i++) sum.at[i] += v.at[i], squares.at[i] += v.at[i] * v.at[i];
     }
-  add_sums<C>(sum, squares, scratch, result_sums, RESULT_STEPS);
+  if (result_sums) add_sums<C>(sum, squares, scratch, result_sums, RESULT_STEPS);
 }
 
 template <class C>

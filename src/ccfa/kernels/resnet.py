@@ -375,7 +375,8 @@ class Run:
         self.eps, self.momentum = norm.eps, float(norm.momentum or 0)
         outs = [unit.conv.out_channels for unit in chain.all_units]
         self.results = [_map(self.num, out, self.device) for out in outs]
-        self.sums = self.zeros().split([2 * out for out in outs])  # of each channel's results and of their squares
+        self.sizes = [2 * out for out in outs]  # of sums: each channel's results, and their squares
+        self.sums = self.zeros().split(self.sizes) if training else [None] * len(outs)
         self.moments = [torch.empty(2, out, device=self.device) for out in outs]
         # What is made of each result: what the next convolution reads, the trunk where a block or the stem ends, or a
         # shortcut.
@@ -387,8 +388,7 @@ class Run:
 
     def zeros(self) -> Tensor:
         """Two sums for each channel of each result."""
-        channels = sum(unit.conv.out_channels for unit in self.chain.all_units)
-        return torch.zeros(2 * channels, dtype=torch.int64, device=self.device)
+        return torch.zeros(sum(self.sizes), dtype=torch.int64, device=self.device)
 
     def norm(self, index: int) -> _Norm:
         norm, moments = self.chain.all_units[index].norm, self.moments[index]
@@ -396,6 +396,8 @@ class Run:
         found = _Norm(*_pointers(norm.weight, norm.bias, *statistics, moments))
         if not self.training:
             found.batches = None
+        if not (index or self.chain.reads_images):
+            found.weight = found.bias = None
         return found
 
     def made_of(self, index: int) -> tuple[Tensor | None, int, bool]:
@@ -417,8 +419,7 @@ class Run:
         for index in range(last + 1):  # what is made of the result of one unit and read by the next
             ends_block = index % 2 == 0
             shortcut, kind, relu = self.made_of(index) if ends_block else (None, NONE, True)
-            sums = self.sums[index] if index or begins else None
-            given = self.results[index], sums, self.norm(index), self.eps, self.momentum, shortcut
+            given = self.results[index], self.sums[index], self.norm(index), self.eps, self.momentum, shortcut
             if index == last:
                 break
             channels, out = units[index + 1].shape
@@ -474,7 +475,7 @@ class Run:
         gradients = self.gradients = [torch.empty_like(result) for result in self.results[: last + 1]]
         self.of_results = [None, *map(torch.empty_like, self.results[1:])]
         flat = self.zeros()  # afresh each time: of gradients, and of gradients times normalised results
-        sums = flat.split([len(one) for one in self.sums])
+        sums = flat.split(self.sizes)
         mask = BY_TRUNK if self.chain.relu[-1] else ALL
         kernel("resnet.cu", f"backward_start_{gradients[last].shape[1]}")(
             (num,), THREADS, of_embedding, external[last], self.made[last], mask, self.before(last),
@@ -504,7 +505,7 @@ class Run:
                 compute, turn = partial(self.weight_gradients, groups[index]), len(waiting) % GRADIENT_BRANCHES
                 waiting.append(aside(f"weights {turn}", self.device, compute, self.lane))
         of_weights = self.stem_gradient(sums[0]) if self.chain.reads_images else {}
-        of_norms = (flat / GRADIENT_STEPS).split([len(one) for one in sums])[-len(self.chain.convolving) :]
+        of_norms = (flat / GRADIENT_STEPS).split(self.sizes)[-len(self.chain.convolving) :]
         for group in waiting:
             of_weights |= group()
         in_order = (of_weights[index] for index in sorted(of_weights))
