@@ -3,11 +3,11 @@
     python benchmarks/bias.py --first FILE --data-dir DIR                  # on a GPU
     PYTHONPATH=tests python benchmarks/bias.py --first FILE --data-dir DIR --device cpu --batches 16   # 30 minutes
 
-FILE is a first stage of PODNet on CIFAR-100, which `ccfa sweep ... --scenario B50-inc10 --first-stages FOLDER` leaves
-there, and --order its class order. Each step is the first of the second stage, from the same weights on another
-batch. An error is the difference to float32 of what a step changes, as a share of that change. Its part that all steps
-have in common is the bias: where it is not larger than what errors without a bias leave in the mean, it is 0.
-Without a GPU, the kernels are emulated by `tests/cuda_on_cpu.py`.
+FILE is a first stage of PODNet on CIFAR-100: `ccfa sweep podnet --data cifar100 --scenario B50-inc10 --first-stages
+FOLDER` stores it in FOLDER. --order is its class order. Each step is the first of the second stage, from the same
+weights on another batch. An error is the difference to float32 of what a step changes, as a share of that change. Its
+part that all steps have in common is the bias: where it is not larger than what errors without a bias leave in the
+mean, it is 0. Without a GPU, the kernels are emulated by `tests/cuda_on_cpu.py`.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Milliseconds per training step, with a plain eager float32 baseline measured in the same run.
 
     python benchmarks/step_time.py                 # on a GPU: PODNet's ResNet-32, batch 128
-    python benchmarks/step_time.py --method aanet  # its third stage is measured, which has two networks of two branches
+    python benchmarks/step_time.py --method aanet  # in its third stage the previous network has two branches, too
     python benchmarks/step_time.py --device cpu    # small, to see that it works
 
 Images are random: a step's time does not depend on what they show. Several runs at once are threads with a stream and a
@@ -167,7 +167,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--method", default="podnet", choices=list(METHODS))
+    parser.add_argument("--method", default="podnet", choices=["podnet", "afc", "ucir", "aanet"])
     parser.add_argument("--precision", default=None, choices=["float32", "tf32", "bf16"])
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--at-once", type=int, nargs="*", default=[2, 4, 8])
@@ -182,7 +182,7 @@ def main() -> None:
     steps = arguments.steps or (200 if on_gpu else 2)
     batch = 128 if on_gpu else 16
     plain = METHODS[arguments.method](batch_size=batch, **({} if on_gpu else {"backbone": "small"}))
-    plugged, later = with_augmentation(plain, CCFA()), 2 if arguments.method.startswith("aanet") else 1
+    plugged, later = with_augmentation(plain, CCFA()), 2 if arguments.method == "aanet" else 1
     variants: dict[str, tuple[Method, int]] = {
         "stage 0": (plain, 0),
         "later stage": (plain, later),

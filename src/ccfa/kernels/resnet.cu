@@ -515,11 +515,11 @@ __device__ __forceinline__ void forward_end(const bf16 *y, const u64 *y_sums, co
   }
 }
 
-#define FORWARD_END(C, SIDE)                                                                                       \
-  extern "C" __global__ void __launch_bounds__(THREADS)                                                            \
-      forward_end_##C(const bf16 *y, const u64 *y_sums, Norm norm, float eps, float momentum, const bf16 *shortcut,\
-                      int kind, int relu, bf16 *trunk, float *embedding) {                                         \
-    forward_end<C, SIDE>(y, y_sums, norm, eps, momentum, shortcut, kind, relu, trunk, embedding);                  \
+#define FORWARD_END(C, SIDE)                                                                          \
+  extern "C" __global__ void __launch_bounds__(THREADS)                                               \
+      forward_end_##C(const bf16 *y, const u64 *y_sums, Norm norm, float eps, float momentum,         \
+                      const bf16 *shortcut, int kind, int relu, bf16 *trunk, float *embedding) {      \
+    forward_end<C, SIDE>(y, y_sums, norm, eps, momentum, shortcut, kind, relu, trunk, embedding);     \
   }
 FORWARD_END(16, 32)
 FORWARD_END(32, 16)

@@ -61,7 +61,10 @@ class Unit:
 
 
 def placeholder(first: Unit) -> Unit:
-    """What stands for the stem in a chain that reads a map, for its channels: nothing is convolved or normalised."""
+    """What stands for the stem in a chain that reads a map: nothing is convolved, and the norm is not used.
+
+    Where backward ends, a kernel reads numbers of the norm all the same; what it makes of them is dropped.
+    """
     channels = first.conv.in_channels
     return Unit(nn.Conv2d(channels, channels, 3, device="meta"), first.norm, torch.empty(0))
 

@@ -142,7 +142,9 @@ def _chain(levels: Sequence[nn.Module], begins: bool = True) -> Chain | None:
     num_stem = 3 if begins else 0
     stem, rest = first[:num_stem], [first[num_stem:], *later]
     blocks = [block for level in rest for block in level if type(block) is Block and not block.rectified]
-    if not blocks or len(blocks) < sum(map(len, rest)) or [type(part) for part in stem[2:]] != [nn.ReLU] * begins:
+    if not blocks or len(blocks) < sum(map(len, rest)):
+        return None
+    if begins and [type(part) for part in stem[2:]] != [nn.ReLU]:
         return None
     pairs = [(stem[0], stem[1])] if begins else []
     for block in blocks:
