@@ -6,13 +6,13 @@ from pathlib import Path
 
 from ccfa.evaluation import METRICS, Numbers, Report
 from ccfa.experiments.experiment import describe, experiment_method
-from ccfa.experiments.tables import Setting, experiment_for
+from ccfa.experiments.tables import PaperSetting, experiment_for
 
 STORED = Path(__file__).parents[1] / "results/cifar100-B50-inc10/cifar100-B50-inc10-podnet-0-podnet-ccfa-seed1.json"
-PODNET = Setting("cifar100", "B50-inc10", "podnet")
+PODNET = PaperSetting("cifar100", "B50-inc10", "podnet")
 
 
-def result_report(setting: Setting, order: str, value: float, seed: int = 1) -> Report:
+def result_report(setting: PaperSetting, order: str, value: float, seed: int = 1) -> Report:
     """The report of a finished run of a setting, all of whose accuracies are `value`."""
     report = Report.from_json(STORED.read_text())
     experiment = experiment_for(setting, order, seed)

@@ -154,6 +154,8 @@ def test_a_model_keeps_the_record_of_its_plugin(forget, tmp_path):
 
 def test_bad_plugin_files_are_refused(tmp_path):
     (tmp_path / "bad.py").write_text("1 / 0")
-    for name, told in [("bad.py", "ZeroDivisionError"), ("none.py", "none.py")]:
+    (tmp_path / "notes.txt").write_text("not code")
+    for name, told in [("bad.py", "ZeroDivisionError"), ("none.py", "none.py"), ("notes.txt", "notes.txt")]:
         with pytest.raises(UsageError, match=told):
             load_plugin(tmp_path / name)
+    assert not {"bad.py", "none.py", "notes.txt"} & loaded_plugins().keys()

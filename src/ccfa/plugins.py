@@ -118,13 +118,15 @@ def load_plugin(path: Path | str) -> ModuleType:
     if path.is_file():
         name = f"ccfa_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        if _loaded.setdefault(path.name, digest) != digest:  # the name stands for the digest in every record
+        if _loaded.get(path.name, digest) != digest:  # the name stands for the digest in every record
             raise UsageError(f"Another plug-in named {path.name}, or another version of it, is loaded already.")
         if name in sys.modules:
+            _loaded[path.name] = digest
             return sys.modules[name]
         spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"There is no Python file {path} to load as a plug-in.")
+    _loaded[path.name] = digest
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look a class's module up
     try:

@@ -219,6 +219,11 @@ def test_gradients_reach_the_backbone_on_request(to_backbone):
         torch.testing.assert_close(augmented.detach(), augment(features, labels, parts, count=2)[0])
 
 
+def test_noise_has_no_gradient_to_the_backbone():
+    with pytest.raises(UsageError, match="start=noise"):
+        CCFA(start="noise", gradient_to_backbone=True)
+
+
 def test_noise_can_be_the_start():
     parts, *_ = cosine()
     features, labels = random_batch(400)

@@ -10,6 +10,7 @@ from ccfa.deployment.scoring import (
     best_temperature,
     calibrate,
     calibration_error,
+    class_weights,
     probabilities,
     score,
 )
@@ -52,6 +53,19 @@ def test_temperature_is_found(temperature):
     found = calibrate(scores, scores.max(axis=1), labels)
     assert found.error < 0.03
     assert found.images == len(labels)
+
+
+def test_each_half_is_measured_with_the_temperature_of_the_other():
+    (sure, labels), (unsure, other_labels) = drawn(0.3, 200), drawn(3.0, 200)
+    scores, truth = np.empty((400, 5)), np.empty(400, dtype=np.int64)
+    scores[::2], scores[1::2], truth[::2], truth[1::2] = sure, unsure, labels, other_labels
+    temperatures = best_temperature(unsure, other_labels), best_temperature(sure, labels)
+    confidences = np.empty(400)
+    confidences[::2] = probabilities(sure, temperatures[0]).max(axis=1)
+    confidences[1::2] = probabilities(unsure, temperatures[1]).max(axis=1)
+    expected = calibration_error(confidences, scores.argmax(axis=1) == truth, class_weights(truth))
+    assert calibrate(scores, scores.max(axis=1), truth).error == pytest.approx(expected)
+    assert expected > 0.1
 
 
 def test_temperature_follows_the_unit_of_the_scores():

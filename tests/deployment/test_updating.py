@@ -305,6 +305,13 @@ def test_more_photos_alone_are_refused_where_nothing_can_learn_them(learned, pla
         plan_update(copied(learned, place), draw(place / "others", "ab", seed=9), Learning(more=True))
 
 
+def test_more_photos_are_refused_where_exemplars_are_learned_alone(place):
+    ccfa.learn(place / "model", place / "first", Learning(method="gdumb", options=SHORT, image_size=SIZE, memory=2))
+    draw(place / "second", "a", seed=9)
+    with pytest.raises(UsageError, match="exemplars alone"):
+        plan_update(place / "model", place / "second", Learning(more=True))
+
+
 @pytest.mark.parametrize(
     "asked", [{"method": "Replay"}, {"seed": 0}, {"options": {"epochs": 3, "lr": 0.1, "backbone": "Small"}}]
 )

@@ -102,7 +102,7 @@ def test_validation_holds_training_images_out_and_says_so():
         ({"ccfa": True, "options": {"ccfa.phases": "mian"}}, "main"),
         ({"ccfa": True, "options": {"ccfa.balanced.counts": "3"}}, r"ccfa\.balanced"),
         ({"ccfa": True, "options": {"ccfa.phases": "main", "ccfa.balanced.count": "3"}}, r"ccfa\.balanced"),
-        ({"method": "il2a", "ccfa": True, "options": {"ccfa.backbone_weight": "1"}}, r"ccfa\.backbone_weight"),
+        ({"method": "il2a", "ccfa": True, "options": {"ccfa.backbone_weight": "1"}}, "backbone_weight"),
         ({"mix": "cutmx"}, "cutmix"),
         ({"options": {"mix.alpha": "0.5"}}, "mix.alpha need --mix"),
         ({"mix": "mixup", "options": {"mix.alpa": "0.5"}}, "alpha"),

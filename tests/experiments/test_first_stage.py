@@ -13,6 +13,7 @@ import ccfa
 from ccfa.data import ImageSet
 from ccfa.errors import ModelError, Notice, Stopped
 from ccfa.experiments import Experiment, build_method, first_stage, resolve
+from ccfa.experiments.experiment import describe
 from ccfa.experiments.first_stage import LAYERS, _code_digest, first_stage_key, learn_first_stage
 from ccfa.experiments.running import Stop
 from ccfa.files import read_tensors, write_tensors
@@ -20,6 +21,8 @@ from ccfa.kernels import kernels_left_out
 from ccfa.learning import Learner
 from ccfa.learning.acceleration import Acceleration
 from ccfa.learning.progress import WAITING
+from ccfa.losses import cross_entropy
+from ccfa.methods import METHODS, Method, register_method
 from commands import contents
 from toy_runs import CPU, Silent, toy_resolved, toy_run
 from toys import STAGES, tiny, toy_images
@@ -91,6 +94,33 @@ LATER = {
     "later options": with_options(lambda_flat="3", balanced_epochs="7"),
     "method": replace(EXPERIMENT, method="afc"),
 }
+
+
+@pytest.fixture
+def smoothed():
+    """A method whose criterion is an inner function, which holds an option."""
+
+    def method(method: Method, *, smoothing: float = 0.0) -> Method:
+        def criterion(logits, labels):
+            return cross_entropy(logits / (1 + smoothing), labels)
+
+        return replace(method, criterion=criterion)
+
+    register_method("smoothed", METHODS["finetune"])(method)
+    yield Experiment("smoothed", scenario="6,2,2")
+    del METHODS._added["smoothed"]
+
+
+def test_options_of_parts_that_only_have_a_name_change_the_key(smoothed):
+    keys = [key(replace(smoothed, options=options)) for options in ({}, {"smoothing": "1"}, {"smoothing": "2"})]
+    assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_our_own_parts_are_described_in_full(name):
+    known_by_name, method = [], METHODS[name]()
+    assert describe(replace(method, auxiliary_classes=method.auxiliary_classes(STAGES[0])), known_by_name)
+    assert not known_by_name
 
 
 def test_what_only_later_stages_read_does_not_change_the_key():

@@ -13,7 +13,7 @@ from ccfa.experiments.tables import (
     ORDERS,
     PAPERS,
     TABLES,
-    Setting,
+    PaperSetting,
     can_run,
     cell_for,
     cells,
@@ -79,9 +79,9 @@ def test_misprints_are_no_targets():
         (replace(OURS, scenario="B50-inc2", mix="mixup"), 64.05, "rerun"),
         (replace(OURS, scenario="B50-inc1", options=(("ccfa.count", "9"),)), 60.51, "rerun"),
         (replace(ONE_BY_ONE, method="geodl"), 52.28, "rerun"),
-        (Setting("cifar100", "B50-inc5", "bic", options=(("loss", "inclearn"),)), 53.21, "copied"),
-        (Setting("imagenet1000", "B500-inc50", "afc", memory=1), 52.36, "rerun"),
-        (Setting("imagenet100", "B50-inc10", "podnet", True, 1), 64.28, "rerun"),
+        (PaperSetting("cifar100", "B50-inc5", "bic", options=(("loss", "inclearn"),)), 53.21, "copied"),
+        (PaperSetting("imagenet1000", "B500-inc50", "afc", memory=1), 52.36, "rerun"),
+        (PaperSetting("imagenet100", "B50-inc10", "podnet", True, 1), 64.28, "rerun"),
     ],
 )
 def test_cells_of_settings(setting, value, source):
@@ -91,7 +91,7 @@ def test_cells_of_settings(setting, value, source):
 
 def test_other_metrics_have_cells_of_their_own():
     assert cell_for(replace(OURS, scenario="B50-inc1"), "forgetting_inclearn").value == 24.97
-    assert cell_for(Setting("cifar100", "B50-inc10", "il2a", True, None)) is None
+    assert cell_for(PaperSetting("cifar100", "B50-inc10", "il2a", True, None)) is None
 
 
 def test_settings_become_experiments_and_back():
@@ -210,7 +210,7 @@ def test_the_most_valuable_runs_come_first():
     ("setting", "thousands"),
     [
         (PODNET, 74),
-        (Setting("imagenet100", "B50-inc10", "podnet"), 195.4),
+        (PaperSetting("imagenet100", "B50-inc10", "podnet"), 195.4),
         (OURS, 42),
         (replace(PODNET, method="bic", options=(("loss", "inclearn"),)), 105),
     ],

@@ -11,9 +11,9 @@ import torch
 import ccfa.learning.learner as module
 from ccfa.augmentation import CCFA
 from ccfa.data import Stage, Transforms, parse_scenario
-from ccfa.errors import DivergedError, ModelError, Notice, UsageError
+from ccfa.errors import DataError, DivergedError, ModelError, Notice, UsageError
 from ccfa.kernels.graphs import own_stream
-from ccfa.learning import Learner
+from ccfa.learning import Learner, Observer
 from ccfa.learning.loop import optimise
 from ccfa.learning.step import step_losses
 from ccfa.methods import Budget, with_augmentation
@@ -260,6 +260,68 @@ def test_saved_learners_continue_exactly(tmp_path):
     assert same_weights(one, other)
     with pytest.raises(ModelError, match="seed 3, not 4"):
         Learner(tiny("podnet", epochs=1), toy_images(), seed=4).load(tmp_path / "learner.safetensors")
+    for images in (toy_images(seed=1), toy_images().reorder([1, 0, 2, 3, 4, 5])):
+        with pytest.raises(ModelError, match=r"training images|order of classes"):
+            Learner(tiny("podnet", epochs=1), images, seed=3).load(tmp_path / "learner.safetensors")
+
+
+class Breaking(Observer):
+    """An observer that saves the learner in the second batch of a stage, and then breaks off."""
+
+    def __init__(self, path):
+        self.path, self.learner, self.stage = path, None, None
+
+    def on_batch(self, progress, losses):
+        if progress.stage == self.stage and progress.batch == 1:
+            self.learner.save(self.path)
+            raise KeyboardInterrupt
+
+
+def test_a_stage_that_broke_off_is_continued_from_a_file_or_not_at_all(tmp_path):
+    breaking = Breaking(tmp_path / "midway")
+    learner = breaking.learner = Learner(tiny("podnet", epochs=1), toy_images(), observer=breaking)
+    learner.learn(STAGES[0])
+    breaking.stage = STAGES[1]
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(STAGES[1])
+    for stage in STAGES[1:]:
+        with pytest.raises(UsageError, match="not learned to its end"):
+            learner.learn(stage)
+    with pytest.raises(UsageError, match="save between"):
+        learner.save(tmp_path / "broken")
+    breaking.stage = None
+    learner.load(tmp_path / "midway")
+    with pytest.raises(UsageError, match="was interrupted"):
+        learner.learn(STAGES[2])
+    learner.learn(STAGES[1])
+    learner.save(tmp_path / "whole")
+    again = Learner(tiny("podnet", epochs=1), toy_images())
+    again.load(tmp_path / "whole")
+    again.learn(STAGES[2])
+    assert same_weights(again, learned(tiny("podnet", epochs=1), 3))
+
+
+def test_evaluation_is_of_the_same_classes(observed):
+    learner, _ = observed
+    with pytest.raises(UsageError, match="'class 1' in training and 'class 2'"):
+        learner.evaluate(TEST.reorder([0, 2, 1, 3, 4, 5]))
+    with pytest.raises(UsageError, match="no test images"):
+        learner.evaluate(TEST.subset(TEST.rows(4, 6)))
+
+
+@pytest.mark.parametrize(("name", "left"), [("slda", 0), ("bic", 1)])
+def test_each_class_has_enough_images(name, left):
+    images = toy_images()
+    few = images.subset([*images.rows(0, 3).tolist(), *images.rows(3, 4)[:left].tolist(), *images.rows(4, 6).tolist()])
+    learner = Learner(tiny(name, epochs=1), few)
+    learner.learn(STAGES[0])
+    with pytest.raises(DataError, match=f"'class 3' has {left}"):
+        learner.learn(STAGES[1])
+
+
+def test_plug_ins_name_phases_that_exist():
+    with pytest.raises(UsageError, match="mian"):
+        Learner(with_augmentation(tiny("podnet"), CCFA(phases=("mian",))), toy_images())
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,19 @@ def test_held_out_images_are_never_trained_on(loss, budget, per_class, monkeypat
         assert balance == [1, 1, 1]  # as many of every seen class
 
 
+@pytest.mark.parametrize("loss", ["authors", "inclearn"])
+def test_more_images_of_old_classes_are_learned_unless_held_out(loss):
+    learner = learned(tiny("bic", epochs=1, loss=loss), 1)
+    (main, _), kept = learner.method.phases(STAGES[1]), learner.memory.classes[0]
+    learner.additional = learner.train.rows(0, 1)[~torch.isin(learner.train.rows(0, 1), kept)]
+    learner.begin(STAGES[1])
+    together = torch.cat([kept, learner.additional])
+    of_class = [row for row in main.rows(learner).tolist() if learner.train.labels[row] == 0]
+    held = together[1 : 3 if loss == "authors" else len(together) : 10]
+    assert sorted(of_class) == sorted(set(together.tolist()) - set(held.tolist()))
+    assert len(of_class) == 12 - len(held)
+
+
 def test_one_exemplar_is_too_few():
     with pytest.raises(UsageError, match="bic"):
         with_memory(bic(), Budget(per_class=1))

@@ -13,9 +13,9 @@ NUM_HEAD = 65  # numbers of a class: 64 weights of the small backbone's embeddin
 
 
 def test_fisher_as_the_reference():
-    learner = learned(tiny("ewc", epochs=1), 2)
+    learner = learned(tiny("ewc", epochs=1), 3)
     (term,), network = learner.terms, learner.network
-    earlier = learned(tiny("ewc", epochs=1), 1).terms[0].fisher
+    earlier = learned(tiny("ewc", epochs=1), 2).terms[0].fisher
     before = {key: value.clone() for key, value in network.state_dict().items()}
     term.fisher = earlier
     term.conclude(learner)
@@ -39,7 +39,7 @@ def test_fisher_as_the_reference():
     new = reference.fisher(gradients, LARGEST)
     assert (new == LARGEST).any()
     assert (new < LARGEST).any()
-    expected = reference.merged_fisher(earlier.double().numpy(), new, 2, 4)
+    expected = reference.merged_fisher(earlier.double().numpy(), new, 4, 6)
     assert len(found) == len(expected) == len(earlier) + 2 * NUM_HEAD
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-9)
 

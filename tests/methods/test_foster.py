@@ -55,6 +55,13 @@ def test_weights_and_distillation_are_those_of_numpy():
     torch.testing.assert_close(even, softened_cross_entropy(teacher, student, 2.0))
 
 
+def test_classes_count_with_all_rows_that_are_learned_from():
+    learner = learned(tiny("foster", epochs=1), 1)
+    learner.additional = learner.train.rows(0, 1)[:5]
+    learner.begin(STAGES[1])
+    assert learner.network.head.counts.tolist() == [3 + 5, 3, 12, 12]
+
+
 def test_a_stage_begins_with_what_the_last_one_knew():
     learner = begun(tiny("foster", epochs=1), STAGES[1])
     network, previous = learner.network.eval(), learner.previous

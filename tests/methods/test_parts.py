@@ -30,6 +30,7 @@ def test_steps_drop_at_fractions_of_the_epochs():
     factors = [Steps((0.5, 0.75))(epoch, 160) for epoch in range(160)]
     assert factors == pytest.approx([1] * 80 + [0.1] * 40 + [0.01] * 40)
     assert [Steps((0.7,), gamma=0.2)(epoch, 10) for epoch in (6, 7)] == pytest.approx([1, 0.2])
+    assert Steps()(0, 1) == 1  # a single epoch has the rate itself
 
 
 def reference_directions(learner, rows) -> np.ndarray:
@@ -95,6 +96,11 @@ def test_needed_memory_must_not_be_empty(budget):
     with pytest.raises(UsageError, match="podnet"):
         with_memory(tiny("podnet"), budget)
     assert with_memory(tiny("replay"), budget).memory == budget
+
+
+def test_a_memory_is_per_class_or_in_total():
+    with pytest.raises(UsageError, match="not both"):
+        Budget(per_class=20, total=100)
 
 
 @pytest.mark.parametrize("name", ["finetune", "joint", "il2a", "pass", "lwf", "ewc"])

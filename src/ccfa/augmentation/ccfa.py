@@ -73,6 +73,8 @@ class CCFA:
         low, high = self.step_size or PAPER_STEP_SIZE
         if low > high:
             raise UsageError(f"CCFA needs step_size[0] <= step_size[1]; got step_size={self.step_size}.")
+        if self.gradient_to_backbone and self.start == "noise":
+            raise UsageError("CCFA with start=noise has no gradient to the backbone: leave gradient_to_backbone out.")
 
     def step_size_for(self, dim: int) -> tuple[float, float]:
         """The range of alpha for features of that dimension: `step_size`, or the paper's."""
@@ -166,7 +168,7 @@ class CCFA:
             )
             if newer.shape[1]:
                 attacked = torch.cat([attacked, newer.repeat(self.count, 1)], dim=1)
-        if self.gradient_to_backbone and self.start == "feature":
+        if self.gradient_to_backbone:
             # z' = z + constant: the attack itself is not differentiated.
             attacked = features.repeat(self.count, 1) + (attacked - whole.repeat(self.count, 1))
         return attacked.to(features.dtype), pseudo_labels, valid.to(features.dtype)

@@ -35,6 +35,8 @@ class _Shared:
 class ImageSet:
     """Images with a label each, and the names of the classes. A set never changes.
 
+    The arrays that it is made of are not copied, so do not write into them afterwards.
+
     Sets made by `reorder` and `to` share the images: there is one tensor per device, however many sets use it.
     The images of a very large set are not a tensor but `Streamed`: `images[rows]` reads them from a file.
 
@@ -217,6 +219,16 @@ class ImageSet:
                 Notice(f"Held out and learned as well, as the only image of its class: {names}."), stacklevel=2
             )
         return self.subset(np.flatnonzero(~held)), self.subset(np.flatnonzero(held | single))
+
+
+def require_images(train: ImageSet, first: int, last: int, least: int, method: str) -> None:
+    """Check that each class from `first` to before `last` has as many images as the method needs, or one."""
+    least, sizes = max(1, least), train.labels.bincount(minlength=last)[first:last]
+    if (smallest := int(sizes.min())) < least:
+        raise DataError(
+            f"{method} needs at least {least} image{'s' * (least > 1)} of each class, and class "
+            f"{train.class_names[first + int(sizes.argmin())]!r} has {smallest}. Add images or leave the class out."
+        )
 
 
 def require_same_classes(train: ImageSet, test: ImageSet) -> None:

@@ -28,7 +28,7 @@ from ccfa.learning.loop import num_batches, prepare_phase
 from ccfa.learning.state import restore, state_of
 from ccfa.methods import METHODS, Budget, Method, Phase, with_memory
 from ccfa.methods.frozen import ReadOut
-from ccfa.methods.parts import is_frozen, learns_one_class, start_afresh
+from ccfa.methods.parts import balanced_exemplars, is_frozen, learns_one_class, start_afresh
 from ccfa.models import BACKBONES
 from ccfa.models.pretrained import FromFile, FromTensors, timm_model, untrained
 from ccfa.options import schema
@@ -179,14 +179,17 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
         )
     if more and not new and not _learns_more(method):
         raise UsageError(f"{method.name} learns from more photos of known classes only together with a new class.")
+    index = int(before.config["learner"]["stage"][0]) + 1 if before else 0
+    stage = Stage(index if new else index - 1, len(known), len(known) + len(new))
+    phases = method.phases(stage)
+    if more and phases and all(phase.rows is balanced_exemplars for phase in phases):
+        raise UsageError(f"{method.name} learns from its exemplars alone, not from more photos of known classes.")
     method = _with_budget(method, asked, before, framing, len(known) + len(new))
     names, rows = (*known, *new), chosen.train + chosen.held_out
     numbers = torch.tensor([names.index(name) if name in names else -1 for name in found])
     labels = numbers[photos.images.labels]
     train, held_out = _image_sets(photos, before, names, labels, chosen)
     assert train  # a class has at least one photo to learn from
-    index = int(before.config["learner"]["stage"][0]) + 1 if before else 0
-    stage = Stage(index if new else index - 1, len(known), len(known) + len(new))
     if not before and weights_name(method) == "none":
         notes.append(
             "The backbone starts from random weights. A pretrained one, such as --backbone timm:resnet18.a1_in1k, "

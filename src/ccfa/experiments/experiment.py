@@ -25,10 +25,11 @@ from ccfa.data import (
     read_order,
     recognise_imagenet,
 )
+from ccfa.data.images import require_images
 from ccfa.errors import DataError, ModelError, UsageError, choose, chosen_name, matching, unknown
 from ccfa.learning.state import new_network
 from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_image_augmentation, with_memory
-from ccfa.methods.method import EVERYTHING, no_auxiliary_classes
+from ccfa.methods.method import EVERYTHING, require_phases
 from ccfa.methods.parts import learns_one_class
 from ccfa.models.backbone import BACKBONES, backbone_builder
 from ccfa.models.pretrained import PretrainedConfig, timm_model, untrained, with_weights
@@ -51,24 +52,26 @@ SCENARIOS: dict[str, str] = {
 }
 
 
-def describe(value: Any) -> Any:
-    """Return a value made of parts as JSON can show it: records field by field, functions and classes by name."""
+def describe(value: Any, known_by_name: list[Any] | None = None) -> Any:
+    """Return a value made of parts as JSON can show it: records field by field, functions and classes by name.
+
+    The name of an inner function, or of an object that is no record, does not tell what it holds. Such parts are added
+    to `known_by_name`.
+    """
+    told = functools.partial(describe, known_by_name=known_by_name)
     if isinstance(value, functools.partial):
-        return {
-            "part": describe(value.func),
-            "arguments": describe(value.args),
-            **describe(value.keywords),
-        }
+        return {"part": told(value.func), "arguments": told(value.args), **told(value.keywords)}
     if is_dataclass(value) and not isinstance(value, type):
-        return {"part": type(value).__name__} | {
-            one.name: describe(getattr(value, one.name)) for one in fields(value) if one.repr
-        }
+        shown = {one.name: told(getattr(value, one.name)) for one in fields(value) if one.repr}
+        return {"part": type(value).__name__} | shown
     if isinstance(value, Mapping):
-        return {str(key): describe(item) for key, item in value.items()}
+        return {str(key): told(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [describe(item) for item in value]
+        return [told(item) for item in value]
     if value is None or isinstance(value, str | int | float):
         return value
+    if known_by_name is not None and (inspect.ismethod(value) or "<" in getattr(value, "__qualname__", "<object>")):
+        known_by_name.append(value)
     return getattr(value, "__name__", type(value).__name__)  # of somebody's own part only the kind is known
 
 
@@ -171,8 +174,6 @@ def experiment_method(experiment: Experiment) -> Method:
     elif experiment.weights:
         raise UsageError(f"{experiment.method} has no option backbone, so --weights has no meaning for it.")
     method = _built(experiment.method, experiment.data, decoded)
-    if experiment.memory is not None and experiment.memory_total is not None:
-        raise UsageError("Give --memory (per class) or --memory-total, not both.")
     if experiment.memory is not None or experiment.memory_total is not None:
         method = with_memory(method, Budget(experiment.memory, experiment.memory_total))
     if experiment.mix:
@@ -182,10 +183,6 @@ def experiment_method(experiment: Experiment) -> Method:
         raise UsageError(f"Options mix.{', mix.'.join(of_mix)} need --mix.")
     if experiment.ccfa:
         for plug_in in _ccfa(experiment.data, of_ccfa):
-            if plug_in.backbone_weight is not None and method.auxiliary_classes is not no_auxiliary_classes:
-                raise UsageError(
-                    f"ccfa.backbone_weight is not defined for {method.name}, which adds images of auxiliary classes."
-                )
             method = with_augmentation(method, plug_in)
     elif of_ccfa:
         raise UsageError(f"Options ccfa.{', ccfa.'.join(of_ccfa)} need --ccfa.")
@@ -336,20 +333,15 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
     )
     scenario = experiment.scenario or defaults.default_scenario(train.num_classes)
     stages = parse_scenario(scenario, train.num_classes)
-    _require_phases(method, stages)
+    require_phases(method, stages)
     method.transforms.require_room(*train.shape[1:])
     if any(stage.num_new == 1 for stage in stages[1:]) and not learns_one_class(method):
         notes.append(
             f"{method.name} learns nothing from a stage of one class. Use later stages of two or more classes."
         )
     notes += _longer_phases(experiment, method, stages)
-    counts = train.labels.bincount()
-    smallest = int(counts.min())
-    if smallest < method.needs_memory:
-        raise DataError(
-            f"{method.name} needs at least {method.needs_memory} images of each class, and class "
-            f"{train.class_names[int(counts.argmin())]!r} has {smallest}. Add images or leave the class out."
-        )
+    smallest = int(train.labels.bincount().min())
+    require_images(train, 0, train.num_classes, method.needs_memory, method.name)
     if experiment.memory is not None and experiment.memory > smallest:
         raise UsageError(
             f"A memory of {experiment.memory} images per class is larger than the smallest class ({smallest} images). "
@@ -392,13 +384,3 @@ def framing_of(experiment: Experiment, method: Method) -> Framing:
         return Framing(experiment.image_size or 64)
     size, config = experiment.image_size or timm.image_size or 64, timm.config
     return Framing(size, config.crop, "bilinear" if config.interpolation == "bilinear" else "bicubic")
-
-
-def _require_phases(method: Method, stages: tuple[Stage, ...]) -> None:
-    """Refuse a plug-in that names a phase which no method has: it would silently never act."""
-    known = {"main", "balanced"} | {phase.name for stage in stages for phase in method.phases(stage)}
-    names = [name for augmentation in method.feature_augmentations for name in augmentation.phases]
-    names += method.image_augmentation.phases if method.image_augmentation else ()
-    for name in names:
-        if name not in known:
-            raise unknown("phase", name, known)

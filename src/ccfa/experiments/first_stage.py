@@ -9,6 +9,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,11 +120,12 @@ def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torc
     """Return a digest of everything the first stage reads: parts of the method, data, seeds, precision, code."""
     method, stage = resolved.method, resolved.stages[0]
     first = method.first or method  # whose head is trained
-    read = {
+    known_by_name: list[Any] = []
+    read: dict[str, Any] = {
         "data": resolved.train.fingerprint,  # hashed once for all runs on these images
         "classes": resolved.train.class_names[: stage.num_seen],
         "parts": [
-            describe(part)
+            describe(part, known_by_name)
             for part in (
                 method.transforms,
                 method.backbone,
@@ -150,6 +152,9 @@ def first_stage_key(resolved: Resolved, acceleration: Acceleration, device: torc
         "timm": timm_version(method.backbone),
         "code": _code_digest(Path(ccfa.__file__).parent) + plugins_digest(),
     }
+    if known_by_name:  # they may hold any option; those of CCFA have no effect before there is an old head
+        options = resolved.experiment.options
+        read["options"] = {name: text for name, text in options.items() if not name.startswith("ccfa.")}
     return hashlib.sha256(json.dumps(read, sort_keys=True, default=repr).encode()).hexdigest()[:32]
 
 

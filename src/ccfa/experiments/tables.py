@@ -1,6 +1,6 @@
 """The paper's tables: every number that the paper prints, what we measured of it, and the runs that are missing.
 
-`paper_tables.toml` holds the numbers, each with the setting in which it was measured. A `Setting` is an experiment
+`paper_tables.toml` holds the numbers, each with the setting in which it was measured. A `PaperSetting` is an experiment
 without class order and seeds; `setting_of` and `experiment_for` convert between the two. results/ has our reports.
 `further_tables.toml` has tables of the same form for other methods and settings.
 """
@@ -68,7 +68,7 @@ PAPERS: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class PaperSetting:
     """What a number was measured on: everything that an experiment has except its class order and seeds."""
 
     data: str
@@ -89,7 +89,7 @@ class Setting:
 class Cell:
     """A published number, in percent, with its setting and who measured it."""
 
-    setting: Setting
+    setting: PaperSetting
     value: float  # NaN in a further table if nothing is published
     source: Literal["rerun", "copied"]  # measured by the paper's authors, or copied by them from another paper
     metric: str = "average_incremental_accuracy"
@@ -130,7 +130,7 @@ def cells() -> list[Cell]:
     return list(dict.fromkeys(cell for table in TABLES.values() for cell in table.cells))
 
 
-def cell_for(setting: Setting, metric: str = "average_incremental_accuracy") -> Cell | None:
+def cell_for(setting: PaperSetting, metric: str = "average_incremental_accuracy") -> Cell | None:
     """Return the paper's cell for a setting; if it has two, the one that its authors measured."""
     found = [cell for cell in cells() if (cell.setting, cell.metric) == (setting, metric)]
     return min(found, key=lambda cell: cell.source == "copied", default=None)
@@ -167,7 +167,7 @@ def cited_only() -> dict[str, Row]:
     }
 
 
-def experiment_for(setting: Setting, order: str | None, seed: int) -> Experiment:
+def experiment_for(setting: PaperSetting, order: str | None, seed: int) -> Experiment:
     """Return the experiment that measures a setting with one class order and seed."""
     default = build_method(setting.method, setting.data).memory.per_class or None
     is_default = setting.memory == default or setting.memory_total is not None
@@ -185,7 +185,7 @@ def experiment_for(setting: Setting, order: str | None, seed: int) -> Experiment
     )
 
 
-def setting_of(experiment: Mapping[str, Any]) -> Setting | None:
+def setting_of(experiment: Mapping[str, Any]) -> PaperSetting | None:
     """Return the setting of an experiment as config.json holds it; None if no table can have such a setting.
 
     Defaults are filled in, and options that only repeat a default are left out.
@@ -204,7 +204,7 @@ def setting_of(experiment: Mapping[str, Any]) -> Setting | None:
     if len(set(later)) == 1:  # B50-inc10 for 50,10,10,10,10,10 as well
         scenario = f"B{0 if first == later[0] else first}-inc{later[0]}"
     per_class = memory.per_class or None
-    return Setting(given.data, scenario, given.method, given.ccfa, per_class, given.mix, options, memory.total)
+    return PaperSetting(given.data, scenario, given.method, given.ccfa, per_class, given.mix, options, memory.total)
 
 
 def _effective_options(given: Experiment) -> tuple[tuple[str, str], ...]:
@@ -239,7 +239,7 @@ def _cell(word: str, row: Mapping[str, Any]) -> Cell | None:
     if word == "-":
         return None
     total = row.get("memory_total") if row.get("memory", 1) else None
-    setting = Setting(
+    setting = PaperSetting(
         row.get("data", "cifar100"),
         row.get("scenario", "B50-inc1"),
         row["method"],
@@ -276,7 +276,7 @@ class Result:
         return experiment_of(self.report.config)
 
     @cached_property
-    def setting(self) -> Setting | None:
+    def setting(self) -> PaperSetting | None:
         """The setting, if the paper's tables can have it."""
         return setting_of(self.report.config["experiment"])
 
@@ -406,23 +406,23 @@ def left_to_run(cells: Iterable[Cell], results: Sequence[Result], num_orders: in
     return [experiment_for(setting, order, SEED) for setting, order in ordered]
 
 
-def orders_for(setting: Setting) -> tuple[str, ...]:
+def orders_for(setting: PaperSetting) -> tuple[str, ...]:
     """Return the class orders over which the paper averages: three on CIFAR-100, one on ImageNet."""
     return ORDERS if setting.data == CIFAR100 else ("podnet",)
 
 
-def can_run(setting: Setting) -> bool:
+def can_run(setting: PaperSetting) -> bool:
     """Return whether this package has the method and knows the data."""
     return setting.method in METHODS and setting.data in SIZES
 
 
-def needs_imagenet(setting: Setting) -> bool:
+def needs_imagenet(setting: PaperSetting) -> bool:
     """Return whether a run needs data that cannot be downloaded."""
     return setting.data != CIFAR100
 
 
 @cache
-def priority(setting: Setting) -> int:
+def priority(setting: PaperSetting) -> int:
     """Return the rank of a setting: the methods that the paper plugs CCFA into, the variations of CCFA, the others."""
     methods = ("podnet", "afc", "ucir", "aanet")
     names = ("mixing", "memory", "features", "ablation", "direction", "initial", "main", "imagenet100", "imagenet1000")
@@ -433,7 +433,7 @@ def priority(setting: Setting) -> int:
 
 
 @cache
-def steps(setting: Setting) -> int:
+def steps(setting: PaperSetting) -> int:
     """Return the training steps of a run. A first stage that is shared, as of runs with CCFA, is not counted."""
     method = experiment_method(experiment_for(setting, None, 0))
     total = 0
@@ -455,7 +455,7 @@ def steps(setting: Setting) -> int:
     return total
 
 
-def gpu_minutes(setting: Setting) -> float:
+def gpu_minutes(setting: PaperSetting) -> float:
     """Return roughly the GPU minutes of a run on CIFAR-100, of an H200 that `AT_ONCE` runs share."""
     own = SLOWER.get(setting.method, 1.0)
     slower = SLOWER.get(f"{setting.method} {dict(setting.options).get('backbone')}", own)

@@ -1,5 +1,6 @@
 """The learner, the only object that changes, and its memory M_k of exemplars."""
 
+import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ccfa.data import ImageSet, Stage, Streamed
+from ccfa.data.images import require_images
 from ccfa.errors import DivergedError, ModelError, Notice, UsageError
 from ccfa.files import read_tensors, write_tensors
 from ccfa.learning.acceleration import Acceleration, images_on, pick_device, suit_threads
@@ -30,6 +32,7 @@ from ccfa.learning.progress import (
 )
 from ccfa.learning.state import PhaseAtWork, StoredPhase, new_network, restore, state_of
 from ccfa.methods import Budget, Method
+from ccfa.methods.method import require_phases
 from ccfa.models import Network, flattened
 
 EVALUATION_BATCH = 500  # images of up to 64 x 64 pixels, and fewer of larger ones
@@ -119,6 +122,7 @@ class Learner:
         if processes.number > 1:
             require_shareable(method)
         method.transforms.require_room(*train.shape[1:])
+        require_phases(method, (Stage(index, index, index + 1) for index in range(train.num_classes)))
         self.method = method
         self.device = pick_device(device) if isinstance(device, str) else device
         if self.device.type == "cpu":
@@ -143,6 +147,7 @@ class Learner:
         self.network = self._new_network()
         self.at_work: list[PhaseAtWork] = []  # outermost first
         self.compiled: set[tuple[str, bool]] = set()  # phases whose step was compiled, in the first stage and later
+        self.is_learning = False  # inside a stage; it stays so if the stage fails
         self.interrupted: list[StoredPhase] = []  # where a restored learner continues
         self.on_pause: Callable[[], None] = lambda: None  # called between batches of embedding and evaluation
 
@@ -161,7 +166,14 @@ class Learner:
         """Add the new classes and prepare the network, unless the learner was restored inside this stage."""
         if self.device.type == "cpu":
             suit_threads(math.prod(self.train.shape))  # another learner may have other images
-        if self.interrupted and stage == self.stage:
+        if self.is_learning:
+            raise UsageError(
+                f"Stage {self.stage.index + 1} was not learned to its end. Load a saved state, or make a new learner."
+            )
+        if self.interrupted:
+            if stage != self.stage:
+                raise UsageError(f"Stage {self.stage.index + 1} was interrupted: continue it first.")
+            self.is_learning = True
             return
         if (stage.index, stage.num_old) != (self.stage.index + 1, self.stage.num_seen):
             raise UsageError(f"{stage} does not follow {self.stage}: learn the stages in order, each once.")
@@ -172,7 +184,8 @@ class Learner:
                 f"{self.method.name} needs exemplars, but a memory of {self.method.memory} leaves less than "
                 f"{self.method.needs_memory:d} for each of {stage.num_seen} classes."
             )
-        self.stage = stage
+        require_images(self.train, stage.num_old, stage.num_seen, self.method.needs_memory, self.method.name)
+        self.stage, self.is_learning = stage, True
         self.tell(PREPARING)
         auxiliary = self.method.auxiliary_classes(stage)
         self.network.head.grow(stage.num_new + auxiliary, self.cpu_generator("head"))
@@ -200,6 +213,7 @@ class Learner:
         self.memory.update(self.select_new_exemplars())
         self.previous = self.network.frozen_copy()
         self.initial = self.initial or self.previous
+        self.is_learning = False
 
     def tell(self, activity: str) -> None:
         """Tell the observer what the learner does beside training steps."""
@@ -220,13 +234,21 @@ class Learner:
         """Measure the accuracy on the test images of the classes seen so far.
 
         Args:
-            test: Test images, with the same labels as in training. Images of classes not yet seen are left out.
+            test: Test images, with the same classes as in training. Images of classes not yet seen are left out.
 
         Returns:
             `accuracy`, `new_accuracy` and `old_accuracy`, from 0 to 1. In the first stage there is no `old_accuracy`.
         """
+        num_seen = self._num_to_predict()
+        for label, (name, trained) in enumerate(zip(test.class_names, self.train.class_names[:num_seen], strict=False)):
+            if name != trained:
+                raise UsageError(
+                    f"Class {label} is {trained!r} in training and {name!r} in the test images: reorder them."
+                )
+        if not len(rows := test.rows(0, num_seen)):
+            raise UsageError(f"There are no test images of the {num_seen} classes learned so far.")
         self.tell(EVALUATING)
-        seen = test.to(self.device).subset(test.rows(0, self.stage.num_seen))
+        seen = test.to(self.device).subset(rows)
         right = self.predict(seen.images) == seen.labels
         self.tell(IDLE)
         is_old = seen.labels < self.stage.num_old
@@ -246,7 +268,8 @@ class Learner:
         """Continue from a file that `save` has written.
 
         Args:
-            path: The file. Its learner must have had the same method, training images and seeds as this one.
+            path: The file. Its learner must have had the same method, training images and seeds as this one. Options
+                of the method are not compared.
         """
         tensors, facts = read_tensors(Path(path))
         if wrong := [name for name, value in self._identity.items() if facts.get(name) != value]:
@@ -256,7 +279,13 @@ class Learner:
 
     @property
     def _identity(self) -> dict[str, str | int]:
-        return {"method": self.method.name, "seed": self.seed, "batch_seed": self.batch_seed}
+        return {
+            "method": self.method.name,
+            "seed": self.seed,
+            "batch_seed": self.batch_seed,
+            "training images": self.train.fingerprint,
+            "order of classes": hashlib.sha256(repr(self.train.class_names).encode()).hexdigest(),
+        }
 
     def predict_by_logits(self, images: Tensor) -> Tensor:
         """The class of each uint8 image, by the largest logit."""
@@ -372,8 +401,7 @@ class Learner:
         return torch.cat(found)
 
     def _checked(self, images: Tensor | NDArray[np.uint8]) -> Tensor:
-        if self.stage.num_seen == 0:
-            raise UsageError("There are no classes to predict yet: learn a stage first.")
+        self._num_to_predict()
         given = images if isinstance(images, Tensor | Streamed) else torch.as_tensor(images)
         channels = self.train.images.shape[1]
         if given.dtype != torch.uint8 or given.ndim != 4 or given.shape[1] != channels:
@@ -383,13 +411,18 @@ class Learner:
             )
         return given
 
+    def _num_to_predict(self) -> int:
+        if self.stage.num_seen == 0:
+            raise UsageError("There are no classes to predict yet: learn a stage first.")
+        return self.stage.num_seen
+
     def _require_finite(self) -> None:
         """Check the weights, which the last step of a stage can break without any loss becoming infinite."""
         state = self.network.state_dict()
         if not flattened(state).isfinite().all():  # asked once: a GPU that runs share answers late
             broken = next(name for name, tensor in state.items() if not tensor.isfinite().all())
             raise DivergedError(
-                f"After stage {self.stage.index + 1} the weights {broken} are no longer finite; the stage is not "
-                f"kept. Try a smaller learning rate.",
+                f"After stage {self.stage.index + 1} the weights {broken} are no longer finite. Try a smaller learning "
+                f"rate.",
                 {"stage": self.stage.index},
             )

@@ -34,14 +34,16 @@ def optimise(learner: "Learner", phase: Phase, *index: int) -> None:
         raise ModelError(f"Phase {stored.index} of stage {learner.stage.index} was stored, but {index} comes next.")
     work = prepare_phase(learner, phase, *index, stored=stored)
     learner.at_work.append(work)
-    while work.epoch < phase.epochs:
-        if not learner.interrupted:  # else this epoch is over, and the phase after it was interrupted
-            run_epoch(learner, phase, work)
-        if phase.after_epoch:
-            optimise(learner, phase.after_epoch, *index, work.epoch)
-            set_modes(learner.network, phase)
-        work.epoch, work.batch, work.seconds, work.totals = work.epoch + 1, 0, 0.0, {}
-    learner.at_work.pop()
+    try:
+        while work.epoch < phase.epochs:
+            if not learner.interrupted:  # else this epoch is over, and the phase after it was interrupted
+                run_epoch(learner, phase, work)
+            if phase.after_epoch:
+                optimise(learner, phase.after_epoch, *index, work.epoch)
+                set_modes(learner.network, phase)
+            work.epoch, work.batch, work.seconds, work.totals = work.epoch + 1, 0, 0.0, {}
+    finally:
+        learner.at_work.pop()
 
 
 def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:

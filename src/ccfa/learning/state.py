@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn, optim
 
 from ccfa.data import Stage
-from ccfa.errors import ModelError
+from ccfa.errors import ModelError, UsageError
 from ccfa.kernels.graphs import StepFunction
 from ccfa.methods import Method
 from ccfa.models import Network
@@ -81,6 +81,10 @@ class PhaseAtWork:
 
 def state_of(learner: "Learner") -> tuple[Tensors, dict[str, Any]]:
     """Everything needed to continue exactly, between two steps or between two stages; tensors stay where they are."""
+    if learner.is_learning and not learner.at_work:
+        raise UsageError(
+            f"Stage {learner.stage.index + 1} was begun and not ended: save between two of its steps, or after it."
+        )
     midway = [work.state() for work in learner.at_work]
     parts: dict[str, Mapping[str, Tensor]] = {"network": learner.network.state_dict()}
     if midway and learner.previous:
@@ -105,7 +109,7 @@ def state_of(learner: "Learner") -> tuple[Tensors, dict[str, Any]]:
 def restore(learner: "Learner", tensors: Tensors, facts: Facts) -> None:
     """Put a new learner where the stored one stood. `learn` with the same stage, or the next, continues from there."""
     stage = Stage(*facts["stage"])
-    learner.stage = stage
+    learner.stage, learner.is_learning = stage, False
     learner.network = _network(learner, stage.index, _part(tensors, "network"), midway=bool(facts["phases"]))
     learner.network.head.num_auxiliary = facts["num_auxiliary"]
     if not facts["phases"]:

@@ -144,13 +144,23 @@ def num_held_out(num_exemplars: int) -> int:
 
 def not_held_out(learner: LearnerView) -> Tensor:
     """D'_k without what is held out."""
-    rows = [parted(rows, _quota(learner))[0] for rows in learner.new_classes()]
-    return torch.cat(rows + [parted(rows, len(rows))[0] for rows in learner.exemplars()])
+    quota = _quota(learner)
+    rows = [parted(rows, quota)[0] for rows in learner.new_classes()]
+    old = [parted(rows, max(quota, num_exemplars))[0] for rows, num_exemplars in _old_classes(learner)]
+    return torch.cat(rows + old)
 
 
 def not_a_tenth(learner: LearnerView) -> Tensor:
     """D'_k without a tenth of the images of every class."""
-    return torch.cat([parted(rows, len(rows))[0] for rows in learner.new_classes() + learner.exemplars()])
+    classes = learner.new_classes() + [rows for rows, _ in _old_classes(learner)]
+    return torch.cat([parted(rows, len(rows))[0] for rows in classes])
+
+
+def _old_classes(learner: LearnerView) -> list[tuple[Tensor, int]]:
+    """The rows of each old class, its exemplars first, and how many of them are exemplars."""
+    more, labels = learner.additional, learner.labels(learner.additional)
+    joined = [torch.cat([rows, more[labels == label]]) for label, rows in enumerate(learner.exemplars())]
+    return list(zip(joined, map(len, learner.exemplars()), strict=True))
 
 
 def held_out_exemplars(learner: LearnerView) -> Tensor:

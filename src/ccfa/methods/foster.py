@@ -175,11 +175,10 @@ class BoostedHead(LinearHead):
 
 
 def count_images(learner: LearnerView) -> None:
-    """Tell the head how many images each class has."""
+    """Tell the head how many images of each class it learns from."""
     if learner.stage.index:
-        head = _head(learner.network.head)
-        sizes = [len(rows) for rows in learner.exemplars() + learner.new_classes()]
-        head.counts = torch.tensor(sizes).to(head.new)
+        head, labels = _head(learner.network.head), learner.labels(learner.training_rows())
+        head.counts = labels.bincount(minlength=learner.stage.num_seen).to(head.new)
 
 
 class NewBranchLoss(Term):

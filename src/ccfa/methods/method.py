@@ -3,7 +3,7 @@
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, get_type_hints
 
@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn, optim
 
 from ccfa.augmentation import Criterion, FeatureAugmentation, ImageAugmentation, Samples
 from ccfa.data import CIFAR100_PODNET, Stage, Transforms
-from ccfa.errors import UsageError
+from ccfa.errors import UsageError, unknown
 from ccfa.models import BackboneBuilder, Features, Head, Network, backbone_builder
 from ccfa.options import checked, meanings
 from ccfa.plugins import Registry
@@ -58,6 +58,7 @@ class LearnerView(Protocol):
     initial: Network | None  # the network after the first stage, frozen
     terms: list["Term"]
     stage: Stage
+    additional: Tensor  # rows of old classes beside the exemplars, for this stage
 
     def reset_network(self) -> None: ...
     def new_classes(self) -> list[Tensor]: ...
@@ -192,6 +193,8 @@ class Budget:
     total: int | None = None
 
     def __post_init__(self) -> None:
+        if self.per_class is not None and self.total is not None:
+            raise UsageError("Give a memory per class (--memory) or in total (--memory-total), not both.")
         for number in (self.per_class, self.total):
             if number is not None and not 0 <= number <= MAX_EXEMPLARS:
                 raise UsageError(
@@ -302,6 +305,16 @@ class Method:
             )
 
 
+def require_phases(method: Method, stages: Iterable[Stage]) -> None:
+    """Refuse a plug-in that names a phase which no method has: it would silently never act."""
+    known = {"main", "balanced"} | {phase.name for stage in stages for phase in method.phases(stage)}
+    names = [name for augmentation in method.feature_augmentations for name in augmentation.phases]
+    names += method.image_augmentation.phases if method.image_augmentation else ()
+    for name in names:
+        if name not in known:
+            raise unknown("phase", name, known)
+
+
 def with_augmentation(method: Method, augmentation: FeatureAugmentation) -> Method:
     """Return a method with a feature augmentation added.
 
@@ -321,6 +334,9 @@ def with_augmentation(method: Method, augmentation: FeatureAugmentation) -> Meth
     """
     if augmentation.needs_old_head and method.no_old_head:
         raise UsageError(f"{type(augmentation).__name__} has no meaning for {method.name}: {method.no_old_head}.")
+    weighs_backbone = getattr(augmentation, "backbone_weight", None) is not None
+    if weighs_backbone and method.auxiliary_classes is not no_auxiliary_classes:
+        raise UsageError(f"backbone_weight is not defined for {method.name}, which adds images of auxiliary classes.")
     return replace(method, feature_augmentations=(*method.feature_augmentations, augmentation))
 
 
@@ -352,7 +368,7 @@ class Recipe:
         batch_size: Images per batch.
         lr: The learning rate at the start.
         weight_decay: The weight decay.
-        policy: A policy of image augmentation for the transforms, if any.
+        policy: A policy of image augmentation that is added to the transforms; None leaves them as they are.
         cutout: The side of a square that the transforms cut out of each image; 0 leaves them as they are.
 
     Example:

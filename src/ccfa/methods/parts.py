@@ -47,13 +47,13 @@ def cosine(epoch: int, epochs: int) -> float:
 
 @dataclass(frozen=True)
 class Steps:
-    """The rate is multiplied by `gamma` at each of these fractions of the epochs."""
+    """The rate is multiplied by `gamma` at each of these fractions of the epochs, at the earliest after the first."""
 
     at: tuple[float, ...] = (0.5, 0.75)
     gamma: float = 0.1
 
     def __call__(self, epoch: int, epochs: int) -> float:
-        return float(self.gamma ** sum(epoch >= round(fraction * epochs) for fraction in self.at))
+        return float(self.gamma ** sum(epoch >= max(1, round(fraction * epochs)) for fraction in self.at))
 
 
 def imprint(learner: LearnerView) -> None:

@@ -27,7 +27,7 @@ from ccfa.evaluation import COSTS, DEFINITIONS, METRICS, SIZES, Report, mean_and
 from ccfa.experiments import Run
 from ccfa.experiments.experiment import describe, preset
 from ccfa.experiments.run_directory import differences, leaves, two_columns
-from ccfa.experiments.tables import Result, Setting, cell_for, cited_only
+from ccfa.experiments.tables import PaperSetting, Result, cell_for, cited_only
 from ccfa.files import make_folder, read_file, write_atomically
 from ccfa.methods import METHODS, Recipe
 from ccfa.models import BACKBONES
@@ -246,7 +246,7 @@ class Comparison:
     def cited(self) -> dict[str, float]:
         """The paper's values of methods that are not here, where others of its values are for the same memory."""
 
-        def place(setting: Setting | None) -> tuple[object, ...]:
+        def place(setting: PaperSetting | None) -> tuple[object, ...]:
             return (setting.data, setting.scenario, setting.memory) if setting else ()
 
         beside = {place(line.entries[0].setting) for line in self.lines if line.published is not None}

@@ -22,8 +22,8 @@ from ccfa.experiments.tables import (
     TABLES,
     Cell,
     Measured,
+    PaperSetting,
     Result,
-    Setting,
     Table,
     best_of_paper,
     can_run,
@@ -334,7 +334,7 @@ def _all(values: Iterator[object]) -> str:
     return ", ".join(sorted({str(value) for value in values}))
 
 
-def _cell_command(setting: Setting) -> str:
+def _cell_command(setting: PaperSetting) -> str:
     """The command that runs a cell again, on the paper's class orders."""
     experiment = replace(experiment_for(setting, None, SEED), ccfa=False)
     method, data, name, _, _, *rest = experiment.arguments()  # without --seed
