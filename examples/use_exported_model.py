@@ -12,6 +12,8 @@ import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
 
+if len(sys.argv) < 3:
+    sys.exit(__doc__)
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 facts = {name: json.loads(text) for name, text in session.get_modelmeta().custom_metadata_map.items()}
 size, crop, resampling = facts["size"], facts["crop"], Image.Resampling[facts["interpolation"].upper()]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator
 
-from ccfa import Learner, Samples, build_method, load, split, with_augmentation
+from ccfa import METHODS, Learner, Method, Samples, build_method, load, register_method, split, with_augmentation
 from ccfa.augmentation import Criterion
 from ccfa.models import Head
 
@@ -31,9 +31,21 @@ class NoisyExemplars:
         return samples.and_also(samples.features + self.strength * noise, labels, weights)
 
 
-train, test = load("digits")
-learner = Learner(with_augmentation(build_method("podnet", "digits"), NoisyExemplars()), train)
-for stage in split(train.num_classes, initial=6, increment=2):
-    learner.learn(stage)
-correct = learner.predict(test.images) == test.labels
-print(f"PODNet with noisy exemplars: {correct.float().mean():.1%}")
+@register_method("noisy-podnet", METHODS["podnet"])
+def noisy_podnet(method: Method, *, strength: float = 0.1) -> Method:
+    """PODNet with noisy copies of the features of old classes.
+
+    Args:
+        strength: The standard deviation of the noise.
+    """
+    return with_augmentation(method, NoisyExemplars(strength))
+
+
+# As a plug-in, `ccfa run noisy-podnet --plugin examples/your_own_augmentation.py`, this file only registers the method.
+if __name__ == "__main__":
+    train, test = load("digits")
+    learner = Learner(build_method("noisy-podnet", "digits"), train)
+    for stage in split(train.num_classes, initial=6, increment=2):
+        learner.learn(stage)
+    correct = learner.predict(test.images) == test.labels
+    print(f"PODNet with noisy exemplars: {correct.float().mean():.1%}")

@@ -93,13 +93,15 @@ USAGE = [  # what the experiment itself refuses is in test_experiment.py
     (["run"], "(?i)required"),
     (["runn"], "run, "),
     ([], "subcommand"),
-    (["list", "method"], "'methods'"),
+    (["list", "method"], "Did you mean 'methods'"),
     (["compare"], "at least one run directory"),
     (["sweep", "podnet", "--axis", "memory=1,,2"], "empty value"),
     (["sweep", "podnet", "--axis", "memory=1", "--axis", "memory=2"], "memory is given twice"),
     (["sweep", "podnet", "--axis", "memry=1"], "Did you mean 'memory'"),
     (["sweep", "podnet", "--axis", "memory=1,500"], "--memory 130 or less"),
     (["sweep", "podnet", "--memory", "4", "--memory-total", "40"], "not both"),
+    (["run", "podnet", "--mix=cutmi"], "'cutmix'"),
+    (["run", "podnet", "--precision", "bf17"], "'bf16'"),
 ]
 
 
@@ -118,7 +120,7 @@ def test_flags_are_those_of_the_parser(verb):
     """A flag that is parsed but not known here would be refused."""
     parser = tyro.extras.get_parser(verb, config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes))
     known = {flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
-    assert {"--help", *cli._flags(verb)} == known
+    assert {"--help", *dict(cli._flags(verb))} == known
 
 
 def test_missing_data_is_code_3(call, tmp_path):

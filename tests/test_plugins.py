@@ -152,6 +152,13 @@ def test_a_model_keeps_the_record_of_its_plugin(forget, tmp_path):
     assert list(model.config["plugins"]) == ["mine.py"]
 
 
+def test_a_plugin_without_a_part_is_noticed(forget, tmp_path):
+    (tmp_path / "nothing.py").write_text("x = 1")
+    with pytest.warns(Notice, match="registers no method"):
+        load_plugin(tmp_path / "nothing.py")
+    forget()
+
+
 def test_bad_plugin_files_are_refused(tmp_path):
     (tmp_path / "bad.py").write_text("1 / 0")
     (tmp_path / "notes.txt").write_text("not code")

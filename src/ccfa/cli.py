@@ -11,7 +11,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.conf import (
@@ -559,6 +560,7 @@ def _parsed(words: list[str]) -> Verb:
             raise unknown("command", words[0], verbs)
         kind, prog, about, rest = verbs[words[0]], f"ccfa {words[0]}", None, words[1:]  # errors point to its help
         _require_known_flags(words, kind)
+        _require_known_choices(words, kind)
     verb: Verb
     verb, left = tyro.cli(
         kind,
@@ -578,7 +580,7 @@ def _parsed(words: list[str]) -> Verb:
 
 def _require_known_flags(words: list[str], verb: type) -> None:
     """Name the nearest flag, or what to write after --set, for a flag that the verb does not have."""
-    flags = ["--", "--help", *_flags(verb)]
+    flags = ["--", "--help", *dict(_flags(verb))]
     strange = [place for place, word in enumerate(words) if word[:2] == "--" and _typed(word) not in flags]
     if not strange:
         return
@@ -607,17 +609,33 @@ def _typed(word: str) -> str:
     return word.partition("=")[0].replace("_", "-")
 
 
-def _flags(verb: type) -> Iterator[str]:
-    """The flags of a verb: of its fields and of the records in them."""
+def _flags(verb: type) -> Iterator[tuple[str, Any]]:
+    """The flags of a verb, each with the type of its value: of its fields and of the records in them."""
     for name, kind in get_type_hints(verb, include_extras=True).items():
         plain, *marks = get_args(kind) if get_origin(kind) is Annotated else [kind]
         if isinstance(plain, type) and is_dataclass(plain):
             yield from _flags(plain)
         elif _NO_FLAG.isdisjoint(marks):
             named = next((mark.name for mark in marks if getattr(mark, "name", None)), name)
-            yield from (flag for mark in marks for flag in getattr(mark, "aliases", None) or ())
+            yield from ((flag, plain) for mark in marks for flag in getattr(mark, "aliases", None) or ())
             negated = "no-" * (getattr(verb, name, None) is True)  # what is on can be switched off
-            yield f"--{negated}{named.replace('_', '-')}"
+            yield f"--{negated}{named.replace('_', '-')}", plain
+
+
+def _require_known_choices(words: list[str], verb: type) -> None:
+    """Name the nearest choice where a value is none of the few that there are: of a flag, or of the verb's object."""
+    flags = dict(_flags(verb))
+    marked = [kind for kind in get_type_hints(verb, include_extras=True).values() if get_origin(kind) is Annotated]
+    without_flag = [plain for plain, *marks in map(get_args, marked) if not _NO_FLAG.isdisjoint(marks)]
+    given = [(f"argument of `ccfa {words[0]}`", kind, words[1]) for kind in without_flag[:1] if words[1:]]
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        flag, is_joined, value = word.partition("=")
+        given.append((flag.lstrip("-"), flags.get(_typed(word)), value if is_joined else following))
+    for name, kind, value in given:
+        kinds = get_args(kind) if get_origin(kind) in (UnionType, Union) else [kind]
+        choices = [choice for one in kinds if get_origin(one) is Literal for choice in get_args(one)]
+        if choices and value not in (*choices, "", "None") and not value.startswith("-"):
+            raise unknown(name, value, choices)
 
 
 def _gathered(words: list[str]) -> list[str]:

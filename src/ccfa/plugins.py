@@ -107,11 +107,8 @@ def load_plugin(path: Path | str) -> ModuleType:
     Returns:
         The module.
 
-    >>> import pathlib, tempfile
-    >>> file = pathlib.Path(tempfile.mkdtemp(), "mine.py")
-    >>> _ = file.write_text("answer = 42  # a real one registers a method, a backbone or a data set")
-    >>> load_plugin(file).answer
-    42
+    Raises:
+        UsageError: If there is no such file, it fails, or another version of it is loaded.
     """
     path = Path(path).resolve()
     spec = None
@@ -129,12 +126,15 @@ def load_plugin(path: Path | str) -> ModuleType:
     _loaded[path.name] = digest
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look a class's module up
+    before = [dict(registry._added) for registry in Registry.every]
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name], _loaded[path.name]
         reason = str(error) if isinstance(error, CcfaError) else f"{type(error).__name__}: {error}"
         raise UsageError(f"The plug-in {path} failed. {reason}") from error
+    if before == [registry._added for registry in Registry.every]:
+        warnings.warn(Notice(f"{path} registers no method, backbone or data set."), stacklevel=2)
     return module
 
 

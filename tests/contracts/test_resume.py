@@ -54,6 +54,7 @@ class Snapshots(Observer):
             self.places[progress.stage.index, progress.phase, kind] = len(self.epochs), self.stored()
 
     def on_epoch(self, progress, losses, lr, seconds):
+        assert progress.batch == progress.num_batches - 1
         self.epochs.append(losses)
 
     def learn(self, first=0, last=2):

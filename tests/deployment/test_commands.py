@@ -215,9 +215,9 @@ def test_evaluation_as_json(call, place):
     draw(place / "test", "z", count=2)
     shutil.copy(place / "first/a/00.png", place / "test/b/wrong.png")
     (place / "test/a/bad.png").write_bytes(b"nothing")
-    code, out, _ = call("evaluate", place / "model", place / "test", "--format", "json")
+    code, out, err = call("evaluate", place / "model", place / "test", "--format", "json")
     found = json.loads(out)
-    assert code == 0
+    assert (code, "1 file could not be read" in err) == (3, True)
     assert (found["photos"], found["seen_before"]) == (7, 1)
     assert found["confusion"]["b"]["a"] == 1
     assert sum(times for row in found["confusion"].values() for times in row.values()) == 7
@@ -228,6 +228,13 @@ def test_evaluation_as_json(call, place):
     assert [one["predicted"] for one in found["wrong"] if one["file"].endswith("wrong.png")] == ["a"]
     assert {one["class"] for one in found["unknown"]} == {"z"}
     assert [one["file"] for one in found["unreadable"]] == [str(place / "test/a/bad.png")]
+
+
+def test_wrong_photos_are_written_as_csv_only(call, place):
+    words = ("evaluate", place / "model", place / "first", "--out")
+    assert "--format json" in call(*words, "wrong.json")[2]
+    assert call(*words, "wrong.csv")[0] == 0
+    assert not Path("wrong.json").exists()
 
 
 def test_photos_that_were_learned_are_told(call, place):

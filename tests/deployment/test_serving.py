@@ -248,11 +248,12 @@ def test_correction_is_stored_for_learning(tmp_path):
     with serving(corrections=tmp_path / "fixed") as port:
         assert json.loads(ask(port, path="/corrections").content) == {"corrections": {}}
         first = ask(port, "POST", "/corrections?class=green", content)
-        assert (first.status, json.loads(first.content)) == (201, {"class": "green", "photos": 1})
+        assert (first.status, json.loads(first.content)) == (201, {"class": "green", "waiting": 1})
         ask(port, "POST", "/corrections?class=green", content)
         second = ask(port, "POST", f"/corrections?class={quote(' Äpfel 2 ')}", content)
-        assert json.loads(second.content) == {"class": "Äpfel 2", "photos": 1}
-        ask(port, "POST", "/corrections?class=red", picture())
+        assert json.loads(second.content) == {"class": "Äpfel 2", "waiting": 1}
+        third = ask(port, "POST", "/corrections?class=red", picture())
+        assert json.loads(third.content) == {"class": "red", "waiting": 2}
         assert json.loads(ask(port, path="/corrections").content) == {"corrections": {"red": 1, "Äpfel 2": 1}}
     digest = hashlib.sha256(content).hexdigest()[:32]
     assert (tmp_path / "fixed" / "Äpfel 2" / f"{digest}.jpeg").read_bytes() == content

@@ -124,6 +124,20 @@ def test_a_photo_is_used_once_in_the_life_of_a_model(place):
         plan_update(place / "model", place / "first", Learning(more=True))
 
 
+def test_known_classes_are_named_where_there_is_nothing_else(learned, place):
+    path = copied(learned, place)
+    ccfa.learn(path, place / "second", Learning())
+    draw(place / "third", "a", seed=9)
+    shutil.copytree(place / "second" / "d", place / "third" / "z")
+    with pytest.raises(UsageError, match=r"known classes \(a, see --more\) .*as 'd'"):
+        plan_update(path, place / "third", Learning())
+
+
+def test_phases_that_epochs_do_not_set_are_told(place):
+    asked = Learning(method="podnet", options={"backbone": "small", "epochs": "1"}, image_size=SIZE)
+    assert "balanced has 20 epochs" in " ".join(plan_update(place / "model", place / "first", asked).notes)
+
+
 def test_a_class_of_known_photos_alone_is_refused(learned, place):
     draw(place / "renamed", "a")
     (place / "renamed" / "a").rename(place / "renamed" / "x")

@@ -283,7 +283,8 @@ def test_runs_are_found_in_folders(tmp_path, monkeypatch):
     Path("link").symlink_to("a")
     entries, notes = gather([Path("a"), "./a/", runs[0], "link"])
     assert ([run.path for run in entries], notes) == ([Path("a")], []), "named four times, counted once"
-    assert [str(line.value(AVERAGE)) for line in compare(["a", "b"]).lines] == ["50.00"]
+    for paths in (["a", "b"], "a", Path("a")):
+        assert [str(line.value(AVERAGE)) for line in compare(paths).lines] == ["50.00"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import re
 import sys
 
 import numpy as np
@@ -154,6 +155,13 @@ def test_command_prints_caption_paths_and_notes(made_up, call, tmp_path):
     code, _, errors = call("figure", "accuracy", *paths, "--out", tmp_path / "file" / "out")
     assert code == 5
     assert str(tmp_path / "file" / "out") in errors
+
+
+def test_a_setting_of_one_panel_names_it(made_up):
+    paths = made_up({"options": {"epochs": "1"}}, {"options": {"epochs": "2"}, "sizes": (4, 4, 2)})
+    caption = write_figure("accuracy", paths).caption
+    for scenario, epochs in (("B4-inc3", 1), ("B0-inc4", 2)):
+        assert re.search(rf"{scenario}: [^.]*epochs={epochs}\.", caption)
 
 
 def test_missing_matplotlib_names_the_extra(made_up, monkeypatch, call):

@@ -126,6 +126,8 @@ def find_photos(data: str, data_dir: Path | None = None) -> Source:
     chosen, root = class_list(data), _root(data_dir)
     if root is None:
         raise UsageError(f"Where is ImageNet? Give --data-dir DIR or set CCFA_DATA=DIR: DIR has {_LAYOUT}.")
+    if not root.is_dir():
+        raise DataError(f"{root} does not exist. Expected {_LAYOUT}.")
     files: dict[str, list[str]] = {}
     labels: dict[str, list[int]] = {}
     for part, folder in (("train", "train"), ("test", "val")):

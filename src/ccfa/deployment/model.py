@@ -244,7 +244,8 @@ class Model:
             found = iter(self._predicted(self.gray_if_needed(torch.from_numpy(pixels)), top) if len(good) else [])
             for path in chunk:
                 if path in reasons:
-                    yield Prediction("", path=path, error=reasons[path])
+                    error = "has no photos" if os.path.isdir(path) else reasons[path]
+                    yield Prediction("", path=path, error=error)
                 else:
                     yield next(found)._replace(path=path)
 

@@ -348,7 +348,7 @@ def _corrected(model: Model, store: "_Corrections", name: str, content: bytes) -
     _pixels(model, content, store.limits.pixels)  # only images are stored
     try:
         with disk_errors(f"store a photo in {store.folder}"):
-            return {"class": store.add(name, content), "photos": sum(store.counts().values())}
+            return {"class": store.add(name, content), "waiting": sum(store.counts().values())}
     except ResourceError as error:
         logging.getLogger(__name__).error("%s", error)
         raise HTTPException(507, "The server could not store the photo.") from error

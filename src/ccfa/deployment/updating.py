@@ -21,7 +21,7 @@ from ccfa.deployment.model import RULES, Model
 from ccfa.deployment.scoring import Classifier, calibrate, embed, read
 from ccfa.errors import LockedError, UsageError, chosen_name
 from ccfa.evaluation import rule_name
-from ccfa.experiments.experiment import describe, experiment_method, framing_of
+from ccfa.experiments.experiment import describe, experiment_method, framing_of, longer_phases
 from ccfa.experiments.running import DEFAULTS, acceleration_of
 from ccfa.learning import Learner, Observer
 from ccfa.learning.loop import num_batches, prepare_phase
@@ -170,8 +170,11 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
         notes.append(f"{some(empty)}: left out, since all photos have been learned before, of other classes.")
     new, more = tuple(filter(used.__contains__, new)), tuple(filter(used.__contains__, old))
     if not new and not more:
+        of_known = "" if asked.more or not old else f" but those of known classes ({some(old)}, see --more)"
         before_now = f", such as {some(moved)}" if moved else ""
-        raise UsageError(f"There is nothing to learn: all photos of {folder} have been learned before{before_now}.")
+        raise UsageError(
+            f"There is nothing to learn: all photos of {folder}{of_known} have been learned before{before_now}."
+        )
     if before and len(new) == 1 and not learns_one_class(method):
         raise UsageError(
             f"{method.name} learns nothing from a single new class, here {new[0]!r}. Give it two or more at once, or "
@@ -201,6 +204,8 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
         for name in new
         if name.casefold() in folded
     ]
+    if not before:
+        notes += longer_phases(experiment, method, (stage, Stage(1, stage.num_seen, stage.num_seen + 1)))
     if stage.num_seen == 1:
         notes.append("There is one class only, so every prediction is right. Learn a second one.")
     return Plan(
@@ -287,7 +292,7 @@ def _require_same(model: Model, asked: Learning) -> None:
     }
     given = asked.options | ({"backbone": asked.backbone} if asked.backbone else {})
     changes |= {
-        f"--set {name}": (text, replace(is_, options={**is_.options, name: text})) for name, text in given.items()
+        f"The option {name}": (text, replace(is_, options={**is_.options, name: text})) for name, text in given.items()
     }
     for name, (wanted, other) in changes.items():
         if other != is_ and _decided(other) != _decided(is_):

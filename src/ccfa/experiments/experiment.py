@@ -339,7 +339,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
         notes.append(
             f"{method.name} learns nothing from a stage of one class. Use later stages of two or more classes."
         )
-    notes += _longer_phases(experiment, method, stages)
+    notes += longer_phases(experiment, method, stages)
     smallest = int(train.labels.bincount().min())
     require_images(train, 0, train.num_classes, method.needs_memory, method.name)
     if experiment.memory is not None and experiment.memory > smallest:
@@ -361,8 +361,8 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
     return Resolved(experiment, method, train.reorder(order), test.reorder(order), stages, order, tuple(notes))
 
 
-def _longer_phases(experiment: Experiment, method: Method, stages: Sequence[Stage]) -> Iterator[str]:
-    """Say which phases are longer than the number of epochs that was asked for."""
+def longer_phases(experiment: Experiment, method: Method, stages: Sequence[Stage]) -> Iterator[str]:
+    """Say which phases of the first or the last stage are longer than the number of epochs that was asked for."""
     if "epochs" not in experiment.options:
         return
     main = [phase.epochs for phase in method.phases(stages[0]) if phase.name == "main"]

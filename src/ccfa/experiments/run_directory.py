@@ -188,7 +188,8 @@ class Run:
         try:
             return read_json(self.path / name)
         except ModelError as error:
-            raise ModelError(f"{self.path} is not a complete run directory. {error}") from error
+            hint = " Repeat the sweep to continue its runs." if any(self.path.glob("*/config.json")) else ""
+            raise ModelError(f"{self.path} is not a complete run directory. {error}{hint}") from error
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         write_json(self.path / name, content)

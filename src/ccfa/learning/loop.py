@@ -54,7 +54,8 @@ def run_epoch(learner: "Learner", phase: Phase, work: PhaseAtWork) -> None:
         seed = seed_of(learner.batch_seed, learner.stage.index, "augmentation", *work.index, work.epoch)
         work.draws.manual_seed(seed)
     order = batches(work.rows, size, learner.generator("batches", *work.index, work.epoch))
-    progress = Progress(learner.stage, phase.name, work.epoch, phase.epochs, first, len(order), size)
+    begun = min(first, len(order) - 1)  # all batches may be done that come before the end of the epoch
+    progress = Progress(learner.stage, phase.name, work.epoch, phase.epochs, begun, len(order), size)
     for batch in inputs(learner, phase, order[first:]):
         with memory_errors_explained(size):
             losses = work.step(*batch)

@@ -254,7 +254,7 @@ class Comparison:
         return {name: cell.value for name, row in rows for cell in row if cell and place(cell.setting) in beside}
 
 
-def compare(runs: Sequence[Path | str]) -> Comparison:
+def compare(runs: Sequence[Path | str] | Path | str) -> Comparison:
     """Compare finished runs on one data set and scenario.
 
     Runs that differ only in class order and seeds are averaged. A method with CCFA is paired, run by run, with the same
@@ -277,7 +277,7 @@ def compare(runs: Sequence[Path | str]) -> Comparison:
     podnet 65.46 ± 1.10 None 64.62
     podnet + CCFA 66.88 ± 1.28 +1.42 ± 0.18 67.24
     """
-    return compare_entries(*gather(runs))
+    return compare_entries(*gather([runs] if isinstance(runs, Path | str) else runs))
 
 
 def compare_entries(entries: Sequence[Result], notes: Sequence[str] = ()) -> Comparison:

@@ -232,8 +232,12 @@ def _rows(comparison: Comparison, values: Sequence[Sequence[Value]]) -> list[Row
 def _below(*compared: Comparison) -> str:
     """Return the end of a caption: what bands are, and how the runs were set."""
     banded = any(len(line.entries) > 1 for comparison in compared for line in comparison.lines)
-    settings = dict.fromkeys(sentence(note) for comparison in compared for note in comparison.settings)
-    return " ".join([BANDS if banded else "", *settings]).rstrip()
+    notes = dict.fromkeys(note for comparison in compared for note in comparison.settings)
+    told = []
+    for note in notes:
+        held = [comparison.title for comparison in compared if note in comparison.settings]
+        told.append(sentence(note if len(held) == len(compared) else f"{'; '.join(held)}: {note}"))
+    return " ".join([BANDS if banded else "", *told]).rstrip()
 
 
 def draw_curves(panels: Sequence[tuple[str, Sequence[Row]]], x: str, x_label: str, y_label: str) -> Figure:

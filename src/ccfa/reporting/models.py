@@ -181,17 +181,22 @@ def _line(one: Prediction, width: int) -> str:
     line = f"{name}{' ' * (width - cell_len(name))}  {share:>10}  {one.path}"
     if one.error or one.unfamiliar:
         line += f"  {one.error or 'unlike the learned images'}"
-    others = ", ".join(f"{other} {percent(chance, 0)} %" for other, chance in one.top[1:])
+    others = ", ".join(f"{other} {percent(chance, 1)} %" for other, chance in one.top[1:])
     return line + (f"  then {others}" if others else "")
 
 
 def evaluate_shown(
     path: Path, folder: Path, recursive: bool, form: str, device: str, console: Console, out: Path | None = None
 ) -> None:
-    """Measure a model on a folder of photos and print what was found; write the wrong photos as CSV, if asked."""
+    """Measure a model on a folder of photos and print what was found; write the wrong photos as CSV, if asked.
+
+    Files that cannot be read are an error, after all others.
+    """
     if out and out.is_dir():
         raise UsageError(f"{out} is a folder. Name a file.")
     if out:
+        if out.suffix.lower() != ".csv":
+            raise UsageError(f"--out is a CSV file: name it {out.with_suffix('.csv')}. --format json prints JSON.")
         require_place(out.parent)
     found = load_model(path, device).evaluate(folder, recursive)
     if out:
@@ -202,6 +207,9 @@ def evaluate_shown(
         console.file.write(json.dumps(found.to_dict(), ensure_ascii=False, indent=2) + "\n")
     else:
         show_evaluation(found, console, out)
+    if found.unreadable:
+        path, reason = found.unreadable[0]
+        raise DataError(f"{counted(len(found.unreadable), 'file')} could not be read, such as {path}, which {reason}.")
 
 
 def _wrong_row(truth: str, one: Prediction) -> list[str]:

@@ -381,7 +381,7 @@ def wrong_table(run: Contents) -> Table | None:
 def time_figure(run: Contents) -> Figure:
     meaning = (
         f"Wall-clock seconds of each stage, evaluation included; {duration(sum(run.seconds))} in all. "
-        "A first stage taken over from another run takes no time."
+        "A first stage that was taken from another run counts with the time of its training there."
     )
     stages, curves = range(len(run.seconds)), [Curve("time", run.seconds)]
     return line_figure("Time", meaning, "stage", stages, curves, "seconds", " s", from_zero=True)
@@ -411,6 +411,7 @@ def _over_epochs(run: Contents, title: str, meaning: str, losses: list[dict[str,
     marks = marks if len(marks) <= MAX_LINES else []
     meaning += f" Each point is the mean of up to {size} epochs." if size > 1 else ""
     meaning += " Hairlines separate the stages." if marks else ""
+    meaning += " The first stage was taken from another run." if stages and stages[0] else ""
     return line_figure(title, meaning, "epoch of the run", places, curves, "loss", "", 3, marks, from_zero=True)
 
 

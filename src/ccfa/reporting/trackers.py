@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ccfa.data import Stage
-from ccfa.errors import ModelError, Notice, UsageError
+from ccfa.errors import ModelError, Notice, UsageError, installing
 from ccfa.experiments import Run
 from ccfa.experiments.running import Audience
 from ccfa.learning import Progress
@@ -150,9 +150,10 @@ def watched(run: Run, running: Running, display: Audience) -> Iterator[Audience]
 def require_tracker(running: Running) -> None:
     """Refuse a tracker that is not installed, or that cannot do what is asked for."""
     if running.track and find_spec(running.track) is None:
+        how = installing("trackio") if running.track == "trackio" else f"pip install {running.track}"
         raise UsageError(
             f"--track {running.track} needs the package {running.track}, which is not installed. "
-            f"Install it with: pip install {running.track}, or leave --track out."
+            f"Install it with: {how}, or leave --track out."
         )
     if running.track == "swanlab" and running.at_once > 1:
         raise UsageError("swanlab tracks one run at a time: use --at-once 1, or another tracker.")
