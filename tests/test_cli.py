@@ -102,6 +102,7 @@ USAGE = [  # what the experiment itself refuses is in test_experiment.py
     (["sweep", "podnet", "--memory", "4", "--memory-total", "40"], "not both"),
     (["run", "podnet", "--mix=cutmi"], "'cutmix'"),
     (["run", "podnet", "--precision", "bf17"], "'bf16'"),
+    (["predict", "m", "--", "--format", "x.jpg"], "not a model"),
 ]
 
 

@@ -624,7 +624,9 @@ def _flags(verb: type) -> Iterator[tuple[str, Any]]:
 
 def _require_known_choices(words: list[str], verb: type) -> None:
     """Name the nearest choice where a value is none of the few that there are: of a flag, or of the verb's object."""
-    flags = dict(_flags(verb))
+    words, flags = list(itertools.takewhile(lambda word: word != "--", words)), dict(_flags(verb))
+    if {"-h", "--help"} & {*words}:
+        return
     marked = [kind for kind in get_type_hints(verb, include_extras=True).values() if get_origin(kind) is Annotated]
     without_flag = [plain for plain, *marks in map(get_args, marked) if not _NO_FLAG.isdisjoint(marks)]
     given = [(f"argument of `ccfa {words[0]}`", kind, words[1]) for kind in without_flag[:1] if words[1:]]

@@ -1,8 +1,10 @@
 """First stages that runs share: nothing changes but the time, and the key changes with everything that is read."""
 
+import functools
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,13 +116,29 @@ def smoothed():
 def test_options_of_parts_that_only_have_a_name_change_the_key(smoothed):
     keys = [key(replace(smoothed, options=options)) for options in ({}, {"smoothing": "1"}, {"smoothing": "2"})]
     assert len(set(keys)) == 3
+    with_ccfa = replace(smoothed, ccfa=True, options={"ccfa.count": "3"})
+    assert key(with_ccfa) == keys[0]
+
+
+@dataclass
+class Hidden:
+    factor: float = field(default=1.0, repr=False)
+
+
+@pytest.mark.parametrize(
+    "part", [lambda: 0, functools.wraps(cross_entropy)(lambda: 0), Hidden(), Hidden().__eq__, object()]
+)
+def test_parts_that_hold_more_than_is_described(part):
+    known_by_name = []
+    describe(partial(print, [part]), known_by_name)
+    assert known_by_name == [part]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_our_own_parts_are_described_in_full(name):
-    known_by_name, method = [], METHODS[name]()
-    assert describe(replace(method, auxiliary_classes=method.auxiliary_classes(STAGES[0])), known_by_name)
-    assert not known_by_name
+    resolved = resolve(Experiment(name, scenario="6,2,2"))
+    other = resolved._replace(experiment=replace(resolved.experiment, options={"another": "1"}))
+    assert first_stage_key(resolved, PLAIN, CPU) == first_stage_key(other, PLAIN, CPU)
 
 
 def test_what_only_later_stages_read_does_not_change_the_key():

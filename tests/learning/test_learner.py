@@ -3,6 +3,7 @@
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from ccfa.kernels.graphs import own_stream
 from ccfa.learning import Learner, Observer
 from ccfa.learning.loop import optimise
 from ccfa.learning.step import step_losses
-from ccfa.methods import Budget, with_augmentation
+from ccfa.methods import METHODS, Budget, with_augmentation
 from ccfa.methods.method import EVERYTHING, NOTHING
 from ccfa.methods.parts import herd
 from toys import STAGES, TOY, Recorder, begun, learned, rows_of, tiny, toy_images
@@ -261,7 +262,7 @@ def test_saved_learners_continue_exactly(tmp_path):
     with pytest.raises(ModelError, match="seed 3, not 4"):
         Learner(tiny("podnet", epochs=1), toy_images(), seed=4).load(tmp_path / "learner.safetensors")
     for images in (toy_images(seed=1), toy_images().reorder([1, 0, 2, 3, 4, 5])):
-        with pytest.raises(ModelError, match=r"training images|order of classes"):
+        with pytest.raises(ModelError, match=r"other (images|classes)"):
             Learner(tiny("podnet", epochs=1), images, seed=3).load(tmp_path / "learner.safetensors")
 
 
@@ -269,11 +270,12 @@ class Breaking(Observer):
     """An observer that saves the learner in the second batch of a stage, and then breaks off."""
 
     def __init__(self, path):
-        self.path, self.learner, self.stage = path, None, None
+        self.path, self.learner, self.stage, self.batch = path, None, None, 1
 
     def on_batch(self, progress, losses):
-        if progress.stage == self.stage and progress.batch == 1:
-            self.learner.save(self.path)
+        if progress.stage == self.stage and progress.batch == self.batch:
+            if self.batch == 1:
+                self.learner.save(self.path)
             raise KeyboardInterrupt
 
 
@@ -289,16 +291,48 @@ def test_a_stage_that_broke_off_is_continued_from_a_file_or_not_at_all(tmp_path)
             learner.learn(stage)
     with pytest.raises(UsageError, match="save between"):
         learner.save(tmp_path / "broken")
-    breaking.stage = None
     learner.load(tmp_path / "midway")
     with pytest.raises(UsageError, match="was interrupted"):
         learner.learn(STAGES[2])
+    with pytest.raises(UsageError, match="save between"):
+        learner.save(tmp_path / "broken")  # it would hold no phase
+    breaking.batch = 0
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(STAGES[1])
+    with pytest.raises(UsageError, match="not learned to its end"):
+        learner.learn(STAGES[1])
+    breaking.stage = None
+    learner.load(tmp_path / "midway")
     learner.learn(STAGES[1])
     learner.save(tmp_path / "whole")
     again = Learner(tiny("podnet", epochs=1), toy_images())
     again.load(tmp_path / "whole")
     again.learn(STAGES[2])
     assert same_weights(again, learned(tiny("podnet", epochs=1), 3))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_stage_that_failed_leaves_nothing_behind_when_a_file_is_loaded(name, tmp_path, monkeypatch):
+    learner = learned(tiny(name, epochs=1), 1)
+    learner.save(tmp_path / "learner")
+    with monkeypatch.context() as patch:
+        patch.setattr(learner, "select_new_exemplars", Mock(side_effect=MemoryError))  # the terms are concluded then
+        with pytest.raises(MemoryError):
+            learner.learn(STAGES[1])
+    learner.load(tmp_path / "learner")
+    for stage in STAGES[1:]:
+        learner.learn(stage)
+    assert same_weights(learner, learned(tiny(name, epochs=1), 3))
+
+
+def test_a_learner_that_was_restored_in_part_is_refused(tmp_path):
+    learner = learned(tiny("ranpac"), 1)
+    learner.save(tmp_path / "learner")
+    other = Learner(tiny("ranpac", projection=30), toy_images())
+    with pytest.raises(ModelError):
+        other.load(tmp_path / "learner")
+    with pytest.raises(UsageError, match="not learned to its end"):
+        other.learn(STAGES[1])
 
 
 def test_evaluation_is_of_the_same_classes(observed):
@@ -319,9 +353,15 @@ def test_each_class_has_enough_images(name, left):
         learner.learn(STAGES[1])
 
 
-def test_plug_ins_name_phases_that_exist():
-    with pytest.raises(UsageError, match="mian"):
-        Learner(with_augmentation(tiny("podnet"), CCFA(phases=("mian",))), toy_images())
+def test_plug_ins_for_phases_that_never_come_are_noticed():
+    learner = learned(with_augmentation(tiny("podnet", epochs=1), CCFA(phases=("mian",))), 1)
+    with pytest.warns(Notice, match="mian"):
+        learner.learn(STAGES[1])
+
+
+def test_a_stage_has_new_classes():
+    with pytest.raises(UsageError, match="no new classes"):
+        learned(tiny("podnet", epochs=1), 1).learn(Stage(1, 2, 2))
 
 
 @pytest.mark.parametrize(

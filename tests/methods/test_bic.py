@@ -162,16 +162,23 @@ def test_held_out_images_are_never_trained_on(loss, budget, per_class, monkeypat
 
 
 @pytest.mark.parametrize("loss", ["authors", "inclearn"])
-def test_more_images_of_old_classes_are_learned_unless_held_out(loss):
-    learner = learned(tiny("bic", epochs=1, loss=loss), 1)
-    (main, _), kept = learner.method.phases(STAGES[1]), learner.memory.classes[0]
-    learner.additional = learner.train.rows(0, 1)[~torch.isin(learner.train.rows(0, 1), kept)]
+@pytest.mark.parametrize("budget", [Budget(per_class=3), Budget(per_class=30), Budget(total=50)], ids=str)
+def test_more_images_of_old_classes_are_learned_unless_they_will_be_held_out(loss, budget):
+    learner = Learner(tiny("bic", budget, 1, loss=loss), toy_images(per_class=60))
+    few = learner.train.rows(0, 1)
+    learner.train = learner.train.subset([*few[:15].tolist(), *range(int(few[14]) + 1, len(learner.train))])
+    learner.learn(STAGES[0])
+    of_class, kept = learner.train.rows(0, 1), learner.memory.classes[0]
+    learner.additional = of_class[~torch.isin(of_class, kept)][:30]
     learner.begin(STAGES[1])
-    together = torch.cat([kept, learner.additional])
-    of_class = [row for row in main.rows(learner).tolist() if learner.train.labels[row] == 0]
-    held = together[1 : 3 if loss == "authors" else len(together) : 10]
-    assert sorted(of_class) == sorted(set(together.tolist()) - set(held.tolist()))
-    assert len(of_class) == 12 - len(held)
+    trained = {row for row in learner.method.phases(STAGES[1])[0].rows(learner).tolist() if row in of_class}
+    quota = budget.quota(4)
+    reordered = torch.cat([kept[:quota], learner.additional])  # as they are when exemplars are chosen of them
+    (chosen,) = learner.method.select_exemplars([learner.embeddings(reordered)], quota, torch.Generator())
+    held = {*parted(reordered[chosen], quota)[1].tolist(), *parted(kept, len(kept))[1].tolist()}
+    assert held
+    assert not trained & held
+    assert len(trained) >= 0.9 * len({*kept.tolist(), *learner.additional.tolist()}) - 2
 
 
 def test_one_exemplar_is_too_few():

@@ -227,7 +227,8 @@ def require_images(train: ImageSet, first: int, last: int, least: int, method: s
     if (smallest := int(sizes.min())) < least:
         raise DataError(
             f"{method} needs at least {least} image{'s' * (least > 1)} of each class, and class "
-            f"{train.class_names[first + int(sizes.argmin())]!r} has {smallest}. Add images or leave the class out."
+            f"{train.class_names[first + int(sizes.argmin())]!r} has {smallest} to learn from. Add images or leave the "
+            f"class out."
         )
 
 

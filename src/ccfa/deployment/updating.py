@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import ccfa
 from ccfa.data import Framing, ImageSet, Photos, Stage, cache_folder, image_digests, read_photos
-from ccfa.data.images import some
+from ccfa.data.images import require_images, some
 from ccfa.deployment.card import model_card
 from ccfa.deployment.folder import Images, ModelFolder, State
 from ccfa.deployment.model import RULES, Model
@@ -193,6 +193,8 @@ def plan_update(path: Path | str, folder: Path | str, asked: Learning, running: 
     labels = numbers[photos.images.labels]
     train, held_out = _image_sets(photos, before, names, labels, chosen)
     assert train  # a class has at least one photo to learn from
+    if new:
+        require_images(train, len(known), len(names), method.needs_memory, method.name)
     if not before and weights_name(method) == "none":
         notes.append(
             "The backbone starts from random weights. A pretrained one, such as --backbone timm:resnet18.a1_in1k, "

@@ -29,7 +29,7 @@ from ccfa.data.images import require_images
 from ccfa.errors import DataError, ModelError, UsageError, choose, chosen_name, matching, unknown
 from ccfa.learning.state import new_network
 from ccfa.methods import METHODS, Budget, Method, with_augmentation, with_image_augmentation, with_memory
-from ccfa.methods.method import EVERYTHING, require_phases
+from ccfa.methods.method import EVERYTHING, missing_phases, phase_names
 from ccfa.methods.parts import learns_one_class
 from ccfa.models.backbone import BACKBONES, backbone_builder
 from ccfa.models.pretrained import PretrainedConfig, timm_model, untrained, with_weights
@@ -63,6 +63,8 @@ def describe(value: Any, known_by_name: list[Any] | None = None) -> Any:
         return {"part": told(value.func), "arguments": told(value.args), **told(value.keywords)}
     if is_dataclass(value) and not isinstance(value, type):
         shown = {one.name: told(getattr(value, one.name)) for one in fields(value) if one.repr}
+        if known_by_name is not None and len(shown) < len(fields(value)):
+            known_by_name.append(value)
         return {"part": type(value).__name__} | shown
     if isinstance(value, Mapping):
         return {str(key): told(item) for key, item in value.items()}
@@ -70,9 +72,15 @@ def describe(value: Any, known_by_name: list[Any] | None = None) -> Any:
         return [told(item) for item in value]
     if value is None or isinstance(value, str | int | float):
         return value
-    if known_by_name is not None and (inspect.ismethod(value) or "<" in getattr(value, "__qualname__", "<object>")):
+    if known_by_name is not None and _holds_more(value):
         known_by_name.append(value)
     return getattr(value, "__name__", type(value).__name__)  # of somebody's own part only the kind is known
+
+
+def _holds_more(part: Any) -> bool:
+    """Tell whether a name says too little: of an inner function, a method of an object, an object that is no record."""
+    is_inner = "<" in getattr(part, "__qualname__", "<object>") or getattr(part, "__closure__", None)
+    return bool(is_inner) or hasattr(part, "__wrapped__") or inspect.ismethod(part)
 
 
 # The method: the data set's values, the options, the memory, and what is plugged in.
@@ -333,7 +341,8 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
     )
     scenario = experiment.scenario or defaults.default_scenario(train.num_classes)
     stages = parse_scenario(scenario, train.num_classes)
-    require_phases(method, stages)
+    if missing := missing_phases(method, stages):
+        raise unknown("phase", missing[0], phase_names(method, stages))
     method.transforms.require_room(*train.shape[1:])
     if any(stage.num_new == 1 for stage in stages[1:]) and not learns_one_class(method):
         notes.append(

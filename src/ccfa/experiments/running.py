@@ -266,8 +266,8 @@ class Recorder:
         """End the run between two batches of embedding or evaluation, which are done again, if asked to."""
         if code := self.stop.asked():
             kept = "the last checkpoint is kept" if self.directory.checkpoint_numbers() else "nothing is stored yet"
-            text = f"Stopped beside training, in evaluation or the like, which is done again; {kept}."
-            raise Stopped(f"{text} {self._how_to_continue}", code)
+            text = "Stopped outside of a training step, in evaluation for example. That part will be done again"
+            raise Stopped(f"{text}; {kept}. {self._how_to_continue}", code)
 
     def spent(self) -> float:
         """The seconds of this stage so far, also by processes that were stopped."""

@@ -32,10 +32,11 @@ from ccfa.learning.progress import (
 )
 from ccfa.learning.state import PhaseAtWork, StoredPhase, new_network, restore, state_of
 from ccfa.methods import Budget, Method
-from ccfa.methods.method import require_phases
+from ccfa.methods.method import Term, missing_phases
 from ccfa.models import Network, flattened
 
 EVALUATION_BATCH = 500  # images of up to 64 x 64 pixels, and fewer of larger ones
+SHOWN = ("method", "seed", "batch_seed")  # what is compared as it is; of the rest digests are
 NEWEST_TORCH = (2, 15)  # the newest release that was tried; newer ones are used with a notice
 
 
@@ -122,7 +123,6 @@ class Learner:
         if processes.number > 1:
             require_shareable(method)
         method.transforms.require_room(*train.shape[1:])
-        require_phases(method, (Stage(index, index, index + 1) for index in range(train.num_classes)))
         self.method = method
         self.device = pick_device(device) if isinstance(device, str) else device
         if self.device.type == "cpu":
@@ -137,9 +137,7 @@ class Learner:
         self.acceleration.set_rounding(self.device)
         self.processes = processes
         self.memory = ExemplarMemory(method.memory)
-        self.terms = [term().to(self.device) for term in method.terms]
-        for term in self.terms:
-            term.fuse(self.acceleration.fused)
+        self.terms = self.new_terms()
         self.previous: Network | None = None
         self.initial: Network | None = None
         self.stage = Stage(index=-1, num_old=0, num_seen=0)
@@ -177,6 +175,8 @@ class Learner:
             return
         if (stage.index, stage.num_old) != (self.stage.index + 1, self.stage.num_seen):
             raise UsageError(f"{stage} does not follow {self.stage}: learn the stages in order, each once.")
+        if stage.num_new < 1:
+            raise UsageError(f"{stage} has no new classes.")
         if stage.num_seen > self.train.num_classes:
             raise UsageError(f"{stage} goes beyond the {self.train.num_classes} classes of the training set.")
         if self.method.memory.quota(stage.num_seen) < self.method.needs_memory:
@@ -185,6 +185,10 @@ class Learner:
                 f"{self.method.needs_memory:d} for each of {stage.num_seen} classes."
             )
         require_images(self.train, stage.num_old, stage.num_seen, self.method.needs_memory, self.method.name)
+        if stage.index == 1:
+            for name in missing_phases(self.method, (self.stage, stage)):
+                text = f"{self.method.name} has no phase {name!r} so far. What is plugged in for it does nothing."
+                warnings.warn(Notice(text), stacklevel=3)
         self.stage, self.is_learning = stage, True
         self.tell(PREPARING)
         auxiliary = self.method.auxiliary_classes(stage)
@@ -243,7 +247,8 @@ class Learner:
         for label, (name, trained) in enumerate(zip(test.class_names, self.train.class_names[:num_seen], strict=False)):
             if name != trained:
                 raise UsageError(
-                    f"Class {label} is {trained!r} in training and {name!r} in the test images: reorder them."
+                    f"Class {label} is {trained!r} in training and {name!r} in the test images. Give both the same "
+                    f"class names in the same order (see `ImageSet.reorder`)."
                 )
         if not len(rows := test.rows(0, num_seen)):
             raise UsageError(f"There are no test images of the {num_seen} classes learned so far.")
@@ -273,8 +278,9 @@ class Learner:
         """
         tensors, facts = read_tensors(Path(path))
         if wrong := [name for name, value in self._identity.items() if facts.get(name) != value]:
-            other = ", ".join(f"{name} {facts.get(name)!r}, not {self._identity[name]!r}" for name in wrong)
-            raise ModelError(f"{path} was saved by a learner with {other}.")
+            other = [f"{name} {facts[name]!r}, not {self._identity[name]!r}" for name in wrong if name in SHOWN]
+            other += [f"other {name}" for name in wrong if name not in SHOWN]
+            raise ModelError(f"{path} was saved by a learner with {', '.join(other)}.")
         restore(self, tensors, facts["learner"])
 
     @property
@@ -283,8 +289,8 @@ class Learner:
             "method": self.method.name,
             "seed": self.seed,
             "batch_seed": self.batch_seed,
-            "training images": self.train.fingerprint,
-            "order of classes": hashlib.sha256(repr(self.train.class_names).encode()).hexdigest(),
+            "images": self.train.fingerprint,
+            "classes": hashlib.sha256(repr(self.train.class_names).encode()).hexdigest(),
         }
 
     def predict_by_logits(self, images: Tensor) -> Tensor:
@@ -381,6 +387,13 @@ class Learner:
         chosen = self.method.select_exemplars(embeddings, quota, self.generator("exemplars"))
         self.processes.agree(chosen)  # one memory, however many processes there are
         return [rows[picked] for rows, picked in zip(classes, chosen, strict=True)]
+
+    def new_terms(self) -> list[Term]:
+        """The method's loss terms, which remember nothing yet."""
+        terms = [term().to(self.device) for term in self.method.terms]
+        for term in terms:
+            term.fuse(self.acceleration.fused)
+        return terms
 
     def _new_network(self) -> Network:
         network = new_network(self.method, self.train.images.shape[1], self.cpu_generator("backbone").initial_seed())

@@ -81,7 +81,7 @@ class PhaseAtWork:
 
 def state_of(learner: "Learner") -> tuple[Tensors, dict[str, Any]]:
     """Everything needed to continue exactly, between two steps or between two stages; tensors stay where they are."""
-    if learner.is_learning and not learner.at_work:
+    if (learner.is_learning or learner.interrupted) and not learner.at_work:
         raise UsageError(
             f"Stage {learner.stage.index + 1} was begun and not ended: save between two of its steps, or after it."
         )
@@ -107,9 +107,11 @@ def state_of(learner: "Learner") -> tuple[Tensors, dict[str, Any]]:
 
 
 def restore(learner: "Learner", tensors: Tensors, facts: Facts) -> None:
-    """Put a new learner where the stored one stood. `learn` with the same stage, or the next, continues from there."""
+    """Put a learner where the stored one stood. `learn` with the same stage, or the next, continues from there."""
     stage = Stage(*facts["stage"])
-    learner.stage, learner.is_learning = stage, False
+    learner.stage, learner.is_learning = stage, True  # until all of it is restored
+    learner.previous = learner.initial = None
+    learner.terms = learner.new_terms()
     learner.network = _network(learner, stage.index, _part(tensors, "network"), midway=bool(facts["phases"]))
     learner.network.head.num_auxiliary = facts["num_auxiliary"]
     if not facts["phases"]:
@@ -127,6 +129,7 @@ def restore(learner: "Learner", tensors: Tensors, facts: Facts) -> None:
         StoredPhase(tuple(phase["index"]), phase, _part(tensors, f"phase{number}"))
         for number, phase in enumerate(facts["phases"])
     ]
+    learner.is_learning = False
 
 
 def _network(learner: "Learner", stage_index: int, weights: Tensors, midway: bool = False) -> Network:

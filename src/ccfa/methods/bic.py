@@ -144,23 +144,25 @@ def num_held_out(num_exemplars: int) -> int:
 
 def not_held_out(learner: LearnerView) -> Tensor:
     """D'_k without what is held out."""
-    quota = _quota(learner)
-    rows = [parted(rows, quota)[0] for rows in learner.new_classes()]
-    old = [parted(rows, max(quota, num_exemplars))[0] for rows, num_exemplars in _old_classes(learner)]
-    return torch.cat(rows + old)
+    rows = [parted(rows, _quota(learner))[0] for rows in learner.new_classes()]
+    return torch.cat(rows + _of_old_classes(learner, lambda rows: _quota(learner)))
 
 
 def not_a_tenth(learner: LearnerView) -> Tensor:
     """D'_k without a tenth of the images of every class."""
-    classes = learner.new_classes() + [rows for rows, _ in _old_classes(learner)]
-    return torch.cat([parted(rows, len(rows))[0] for rows in classes])
+    rows = [parted(rows, len(rows))[0] for rows in learner.new_classes()]
+    return torch.cat(rows + _of_old_classes(learner, len))
 
 
-def _old_classes(learner: LearnerView) -> list[tuple[Tensor, int]]:
-    """The rows of each old class, its exemplars first, and how many of them are exemplars."""
-    more, labels = learner.additional, learner.labels(learner.additional)
-    joined = [torch.cat([rows, more[labels == label]]) for label, rows in enumerate(learner.exemplars())]
-    return list(zip(joined, map(len, learner.exemplars()), strict=True))
+def _of_old_classes(learner: LearnerView, limit: Callable[[Tensor], int]) -> list[Tensor]:
+    """What is trained on of each old class: of its exemplars that stay with additional rows, and of the others."""
+    quota, more, labels = _quota(learner), learner.additional, learner.labels(learner.additional)
+    chosen = []
+    for label, rows in enumerate(learner.exemplars()):
+        staying = torch.cat([rows[:quota], more[labels == label]])
+        leaving = parted(rows, len(rows))[0][len(parted(rows[:quota], quota)[0]) :]
+        chosen += [parted(staying, limit(staying))[0], leaving]
+    return chosen
 
 
 def held_out_exemplars(learner: LearnerView) -> Tensor:

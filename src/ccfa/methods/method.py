@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn, optim
 
 from ccfa.augmentation import Criterion, FeatureAugmentation, ImageAugmentation, Samples
 from ccfa.data import CIFAR100_PODNET, Stage, Transforms
-from ccfa.errors import UsageError, unknown
+from ccfa.errors import UsageError
 from ccfa.models import BackboneBuilder, Features, Head, Network, backbone_builder
 from ccfa.options import checked, meanings
 from ccfa.plugins import Registry
@@ -305,14 +305,23 @@ class Method:
             )
 
 
-def require_phases(method: Method, stages: Iterable[Stage]) -> None:
-    """Refuse a plug-in that names a phase which no method has: it would silently never act."""
-    known = {"main", "balanced"} | {phase.name for stage in stages for phase in method.phases(stage)}
+def phase_names(method: Method, stages: Iterable[Stage]) -> set[str]:
+    """The names of the phases of some stages, and those that plug-ins name by default."""
+    found = {"main", "balanced"}
+    for phase in (phase for stage in stages for phase in method.phases(stage)):
+        current: Phase | None = phase
+        while current:
+            found.add(current.name)
+            current = current.after_epoch
+    return found
+
+
+def missing_phases(method: Method, stages: Iterable[Stage]) -> list[str]:
+    """The phases in which plug-ins act, but which none of these stages has."""
     names = [name for augmentation in method.feature_augmentations for name in augmentation.phases]
     names += method.image_augmentation.phases if method.image_augmentation else ()
-    for name in names:
-        if name not in known:
-            raise unknown("phase", name, known)
+    known = phase_names(method, stages)
+    return [name for name in names if name not in known]
 
 
 def with_augmentation(method: Method, augmentation: FeatureAugmentation) -> Method:

@@ -188,10 +188,7 @@ def _line(one: Prediction, width: int) -> str:
 def evaluate_shown(
     path: Path, folder: Path, recursive: bool, form: str, device: str, console: Console, out: Path | None = None
 ) -> None:
-    """Measure a model on a folder of photos and print what was found; write the wrong photos as CSV, if asked.
-
-    Files that cannot be read are an error, after all others.
-    """
+    """Measure a model on a folder of photos and print what was found; write the wrong photos as CSV, if asked."""
     if out and out.is_dir():
         raise UsageError(f"{out} is a folder. Name a file.")
     if out:
@@ -207,9 +204,6 @@ def evaluate_shown(
         console.file.write(json.dumps(found.to_dict(), ensure_ascii=False, indent=2) + "\n")
     else:
         show_evaluation(found, console, out)
-    if found.unreadable:
-        path, reason = found.unreadable[0]
-        raise DataError(f"{counted(len(found.unreadable), 'file')} could not be read, such as {path}, which {reason}.")
 
 
 def _wrong_row(truth: str, one: Prediction) -> list[str]:
