@@ -102,7 +102,6 @@ USAGE = [  # what the experiment itself refuses is in test_experiment.py
     (["sweep", "podnet", "--memory", "4", "--memory-total", "40"], "not both"),
     (["run", "podnet", "--mix=cutmi"], "'cutmix'"),
     (["run", "podnet", "--precision", "bf17"], "'bf16'"),
-    (["predict", "m", "--", "--format", "x.jpg"], "not a model"),
 ]
 
 
@@ -113,6 +112,11 @@ def test_mistakes_are_explained_and_leave_nothing_behind(call, tmp_path, argumen
     assert re.search(said, err)
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_choices_are_those_of_flags(call):
+    assert "m is not a model" in call("predict", "m", "--", "--format", "x.jpg")[2]
+    assert "usage" in call("predict", "--help", "--format", "x")[1]
 
 
 @pytest.mark.parametrize("verb", get_args(cli.Verb))
