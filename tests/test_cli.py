@@ -114,7 +114,7 @@ def test_mistakes_are_explained_and_leave_nothing_behind(call, tmp_path, argumen
     assert list(tmp_path.iterdir()) == []
 
 
-def test_choices_are_those_of_flags(call):
+def test_words_after_two_dashes_and_help_are_left_alone(call):
     assert "m is not a model" in call("predict", "m", "--", "--format", "x.jpg")[2]
     assert "usage" in call("predict", "--help", "--format", "x")[1]
 

@@ -13,6 +13,7 @@ import ccfa.learning.learner as module
 from ccfa.augmentation import CCFA
 from ccfa.data import Stage, Transforms, parse_scenario
 from ccfa.errors import DataError, DivergedError, ModelError, Notice, UsageError
+from ccfa.files import write_tensors
 from ccfa.kernels.graphs import own_stream
 from ccfa.learning import Learner, Observer
 from ccfa.learning.loop import optimise
@@ -264,6 +265,12 @@ def test_saved_learners_continue_exactly(tmp_path):
     for images in (toy_images(seed=1), toy_images().reorder([1, 0, 2, 3, 4, 5])):
         with pytest.raises(ModelError, match=r"other (images|classes)"):
             Learner(tiny("podnet", epochs=1), images, seed=3).load(tmp_path / "learner.safetensors")
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    write_tensors(tmp_path / "other", {"weight": torch.zeros(1)}, {"first_stage": "a"})
+    with pytest.raises(ModelError, match="method None, not 'podnet'"):
+        Learner(tiny("podnet"), toy_images()).load(tmp_path / "other")
 
 
 class Breaking(Observer):

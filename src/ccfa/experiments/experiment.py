@@ -371,7 +371,7 @@ def resolve(experiment: Experiment, data_dir: Path | None = None, load: Loader =
 
 
 def longer_phases(experiment: Experiment, method: Method, stages: Sequence[Stage]) -> Iterator[str]:
-    """Say which phases of the first or the last stage are longer than the number of epochs that was asked for."""
+    """Say which phases of the last stage are longer than the main phase, whose epochs were asked for."""
     if "epochs" not in experiment.options:
         return
     main = [phase.epochs for phase in method.phases(stages[0]) if phase.name == "main"]

@@ -36,7 +36,7 @@ from ccfa.methods.method import Term, missing_phases
 from ccfa.models import Network, flattened
 
 EVALUATION_BATCH = 500  # images of up to 64 x 64 pixels, and fewer of larger ones
-SHOWN = ("method", "seed", "batch_seed")  # what is compared as it is; of the rest digests are
+SHOWN = ("method", "seed", "batch_seed")  # said when a file is refused; the rest of a learner's identity are digests
 NEWEST_TORCH = (2, 15)  # the newest release that was tried; newer ones are used with a notice
 
 
@@ -278,8 +278,8 @@ class Learner:
         """
         tensors, facts = read_tensors(Path(path))
         if wrong := [name for name, value in self._identity.items() if facts.get(name) != value]:
-            other = [f"{name} {facts[name]!r}, not {self._identity[name]!r}" for name in wrong if name in SHOWN]
-            other += [f"other {name}" for name in wrong if name not in SHOWN]
+            known = [f"{name} {facts.get(name)!r}, not {self._identity[name]!r}" for name in wrong if name in SHOWN]
+            other = known + [f"other {name}" for name in wrong if name not in SHOWN]
             raise ModelError(f"{path} was saved by a learner with {', '.join(other)}.")
         restore(self, tensors, facts["learner"])
 

@@ -159,7 +159,7 @@ def _of_old_classes(learner: LearnerView, limit: Callable[[Tensor], int]) -> lis
     quota, more, labels = _quota(learner), learner.additional, learner.labels(learner.additional)
     chosen = []
     for label, rows in enumerate(learner.exemplars()):
-        staying = torch.cat([rows[:quota], more[labels == label]])
+        staying = torch.cat([rows[:quota], more[labels == label]])  # in the order in which exemplars are chosen of them
         leaving = parted(rows, len(rows))[0][len(parted(rows[:quota], quota)[0]) :]
         chosen += [parted(staying, limit(staying))[0], leaving]
     return chosen

@@ -47,7 +47,7 @@ def cosine(epoch: int, epochs: int) -> float:
 
 @dataclass(frozen=True)
 class Steps:
-    """The rate is multiplied by `gamma` at each of these fractions of the epochs, at the earliest after the first."""
+    """The rate is multiplied by `gamma` at each of these fractions of the epochs, but never before the second epoch."""
 
     at: tuple[float, ...] = (0.5, 0.75)
     gamma: float = 0.1

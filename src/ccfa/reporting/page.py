@@ -411,7 +411,7 @@ def _over_epochs(run: Contents, title: str, meaning: str, losses: list[dict[str,
     marks = marks if len(marks) <= MAX_LINES else []
     meaning += f" Each point is the mean of up to {size} epochs." if size > 1 else ""
     meaning += " Hairlines separate the stages." if marks else ""
-    meaning += " The first stage was taken from another run." if stages and stages[0] else ""
+    meaning += " This run trained no epoch of the first stage." if stages and stages[0] else ""
     return line_figure(title, meaning, "epoch of the run", places, curves, "loss", "", 3, marks, from_zero=True)
 
 
